@@ -1,0 +1,37 @@
+"""What plugin authors import: the contracts, one class per kind, and the description a plugin gives of itself."""
+
+from rtk.plugin.attention import (
+    AttentionBackend,
+    BatchView,
+    BufferSpec,
+    Capabilities,
+    KVLayout,
+    KVShape,
+    LayerCall,
+    Workspace,
+)
+from rtk.plugin.eviction import EvictionPolicy, NodeView
+from rtk.plugin.info import API_VERSION, Options, Plugin
+from rtk.plugin.schedule import Columns, RequestView, ScheduleContext, SchedulePolicy
+from rtk.plugin.spec import hookimpl
+
+__all__ = [
+    "API_VERSION",
+    "AttentionBackend",
+    "BatchView",
+    "BufferSpec",
+    "Capabilities",
+    "Columns",
+    "EvictionPolicy",
+    "KVLayout",
+    "KVShape",
+    "LayerCall",
+    "NodeView",
+    "Options",
+    "Plugin",
+    "RequestView",
+    "ScheduleContext",
+    "SchedulePolicy",
+    "Workspace",
+    "hookimpl",
+]

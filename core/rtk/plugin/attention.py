@@ -1,0 +1,159 @@
+"""The attention contract: a backend lays out, writes and reads the KV pool; the host owns the memory and the pages.
+
+One batch is flattened: T query tokens of B rows, one after the other. Row b computes positions
+`kv_lens[b] - q_lens[b] .. kv_lens[b] - 1` of its sequence and sees everything up to and including each position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. The host compares it with model, device and page size before anything is built."""
+
+    devices: frozenset[str]
+    """Device types, as torch names them."""
+    dtypes: frozenset[str]
+    """Types of K, V and Q, as torch names them without the prefix (`float32`)."""
+    page_sizes: frozenset[int] | None = None
+    """The page sizes it accepts; None accepts any."""
+    features: frozenset[str] = frozenset()
+    """Of `FEATURES`: what a model may ask of an attention layer beyond plain causal attention."""
+
+
+FEATURES = frozenset({"sliding_window", "softcap", "sinks"})
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The K/V of a model: what one token occupies in every layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    q_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """One named buffer of a layer: `[slots + page_size, *shape]`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """How a backend keeps K/V: the buffers of every layer. All layers are alike."""
+
+    layers: int
+    page_size: int
+    buffers: tuple[BufferSpec, ...]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one slot takes over all layers."""
+        per_layer = sum(int(np.prod(b.shape)) * DTYPE_BYTES[b.dtype] for b in self.buffers)
+        return self.layers * per_layer
+
+    @property
+    def fingerprint(self) -> str:
+        """Stable digest of the layout: K/V written under one fingerprint is never read under another."""
+        return hashlib.sha256(repr((self.layers, self.page_size, self.buffers)).encode()).hexdigest()[:16]
+
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """One step, as a backend sees it. Host arrays are for planning, tensors live on the model's device."""
+
+    q_lens: NDArray[np.int32]
+    """[B] query tokens of each row, at least 1."""
+    kv_lens: NDArray[np.int32]
+    """[B] tokens visible at the row's last query, those of this step included."""
+    req_rows: NDArray[np.int32]
+    """[B] row of `req_to_token` of each batch row."""
+    req_to_token: torch.Tensor
+    """[rows, context] int32: the slot of every position of every running request."""
+    slots: torch.Tensor
+    """[T] int64: the slot each new token's K/V goes to; equals the table's entries at the new positions."""
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What the model asks of one attention layer, beyond q, k and v."""
+
+    layer: int
+    scaling: float
+    sliding_window: int | None = None
+    """A key at position j is visible to a query at i iff j > i - sliding_window (and j <= i)."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(scores / softcap)."""
+    sinks: torch.Tensor | None = None
+    """[q_heads] logits that join every softmax and carry no value."""
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Scratch memory that lives as long as the engine: a backend takes named tensors and gets the same memory again."""
+
+    device: torch.device
+    _taken: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor of that shape; grows the memory behind `name` when it is too small."""
+        import torch
+
+        size = int(np.prod(shape))
+        held = self._taken.get(name)
+        if held is None or held.numel() < size or held.dtype != dtype:
+            held = self._taken[name] = torch.empty(size, dtype=dtype, device=self.device)
+        return held[:size].view(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held at the moment."""
+        return sum(t.numel() * t.element_size() for t in self._taken.values())
+
+
+class AttentionBackend(ABC):
+    """Computes attention over the paged pool. Built once with its options; called from the executor's thread only."""
+
+    capabilities: ClassVar[Capabilities]
+
+    @abstractmethod
+    def layout(self, shape: KVShape, page_size: int, kv_dtype: str) -> KVLayout:
+        """The buffers that the host must allocate. Pure."""
+
+    @abstractmethod
+    def plan(self, batch: BatchView, workspace: Workspace) -> Any:
+        """Prepare one step; called once before the first layer. What it returns is handed to `forward` as `plan`."""
+
+    @abstractmethod
+    def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store the new tokens of one layer: k [T, kv_heads, head_dim], v [T, kv_heads, v_head_dim] to slots [T]."""
+
+    @abstractmethod
+    def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Any) -> torch.Tensor:
+        """Attention of one layer: q [T, q_heads, head_dim] to [T, q_heads, v_head_dim], after `write` of that layer.
+
+        `kv` are the layer's buffers by name. Reads no slot but those of the rows' visible positions: what lies in
+        other slots may be anything, NaN included.
+        """

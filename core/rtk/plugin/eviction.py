@@ -1,0 +1,49 @@
+"""The eviction contract: a policy ranks cached nodes; the host keeps tree, locks, pages, ticks and the heap."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+FACTS = frozenset({"size", "start", "created", "last_use", "hits"})
+"""Every fact of a node that a policy may read (and declare in `EvictionPolicy.facts`)."""
+
+
+class NodeView(NamedTuple):
+    """What a policy sees of a cached node. Times are logical ticks of the cache, never a wall clock."""
+
+    id: int
+    """Unique, ascending in order of creation; the host's final tie-break."""
+    size: int
+    """Tokens that the node holds (a multiple of the page size)."""
+    start: int
+    """Position in the sequence of the node's first token."""
+    created: int
+    """Tick at which the node's tokens entered the cache."""
+    last_use: int
+    """Tick of the latest access: a hit, or an insertion that ran through the node."""
+    hits: int
+    """Requests that reused the node's tokens from the cache."""
+
+
+class EvictionPolicy(ABC):
+    """Ranks unlocked leaves. Built once with its options; called from the scheduler's thread only."""
+
+    facts: ClassVar[frozenset[str]] = FACTS
+    """The facts that `key` reads: the host asks again only when one of them changed."""
+
+    @abstractmethod
+    def key(self, node: NodeView) -> tuple[Any, ...]:
+        """The node's place in the order of eviction: smaller goes first; ties go to the lower node id.
+
+        Must depend on nothing but the declared facts and on what the `on_*` methods were told, contain no NaN, and be
+        comparable with every other key of this policy. Called O(1) times per event on an unlocked leaf, plus once for
+        every heap entry that an eviction looks at.
+        """
+
+    def on_insert(self, node: NodeView) -> None:
+        """Told once when tokens enter the cache as `node` (not for the halves of a split)."""
+
+    def on_hit(self, node: NodeView) -> None:
+        """Told when a request reuses the whole node."""
+
+    def on_evict(self, node: NodeView, key: tuple[Any, ...]) -> None:
+        """Told after `node` was evicted, with the key that chose it."""

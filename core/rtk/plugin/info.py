@@ -1,0 +1,43 @@
+"""How a plugin describes itself: light data, collected at start-up without importing what it describes."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+API_VERSION = 1
+"""The contract version of this host. A plugin built for another version is refused by name."""
+
+Kind = Literal["eviction", "schedule", "attention"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+CAPABILITIES: dict[str, str] = {"prefix_match": "the prefix cache, for matched lengths of waiting requests"}
+"""What `Plugin.requires` may name, and what the host must have switched on for it."""
+
+
+class Options(BaseModel):
+    """Base of every plugin's options: frozen, unknown keys refused. They live at `<kind>.<name>.<option>`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def canonical(name: str) -> str:
+    """The one spelling of a plugin or option name: dashes and underscores are the same."""
+    return name.strip().lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """What an entry point of the `rtk` group answers for each plugin that it brings.
+
+    `target` is `module:object` and is imported only when configuration asks for the plugin; the object is called with
+    the validated options: `object(options)`.
+    """
+
+    kind: Kind
+    name: str
+    summary: str
+    target: str
+    options: type[Options] = Options
+    requires: frozenset[str] = field(default_factory=frozenset)
+    api: int = API_VERSION

@@ -1,0 +1,161 @@
+"""A whole scheduler over a scripted model, driven step by step, with its books checked after each."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rtk.cache.key import DEFAULT_NAMESPACE, Namespace, pack
+from rtk.plugin.eviction import EvictionPolicy
+from rtk.plugin.host import installed
+from rtk.plugin.schedule import SchedulePolicy
+from rtk.schedule.budget import Limits, ceil_page
+from rtk.schedule.build import Policies, build_scheduler
+from rtk.schedule.messages import Abort, Finish, Inbound, NewRequest, Outbound, Output, Verdict
+from rtk.schedule.params import SamplingParams
+from rtk.schedule.scheduler import MatchStop
+from rtk.schedule.scripted import Script, ScriptedExecutor
+
+
+def count_up(history: list[int]) -> int:
+    """The simplest scripted model: the next token is the last one plus 1."""
+    return history[-1] + 1
+
+
+def digest(history: list[int]) -> int:
+    """A scripted model whose answer depends on every token of the history, and on their order."""
+    value = 7
+    for token in history:
+        value = (value * 31 + token + 1) % 99991
+    return value % 997
+
+
+@dataclass
+class Harness:
+    """One scheduler, its scripted executor, and what it has said so far."""
+
+    script: Script = count_up
+    pool_tokens: int = 256
+    page_size: int = 1
+    context_length: int = 128
+    max_running: int = 8
+    max_prefill_tokens: int = 16384
+    eviction: EvictionPolicy | str = "lru"
+    schedule: SchedulePolicy | str = "fcfs"
+    cache_enabled: bool = True
+    end_tokens: frozenset[int] = frozenset()
+    match_stop: MatchStop | None = None
+    seed: int = 0
+
+    verdicts: dict[str, Verdict] = field(default_factory=dict, init=False)
+    tokens: dict[str, list[int]] = field(default_factory=dict, init=False)
+    cached: dict[str, int] = field(default_factory=dict, init=False)
+    finished: dict[str, Finish] = field(default_factory=dict, init=False)
+    now: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        limits = Limits(
+            context_length=self.context_length,
+            pool_tokens=self.pool_tokens,
+            page_size=self.page_size,
+            max_running=self.max_running,
+            max_prefill_tokens=self.max_prefill_tokens,
+        )
+        self.executor = ScriptedExecutor(
+            self.script,
+            slots=self.pool_tokens,
+            page_size=self.page_size,
+            max_running=self.max_running,
+            context_length=ceil_page(self.context_length, self.page_size),
+        )
+        self.scheduler = build_scheduler(
+            self._policies(),
+            self.executor,
+            limits,
+            cache_enabled=self.cache_enabled,
+            end_tokens=self.end_tokens,
+            match_stop=self.match_stop or _no_stop_strings,
+            clock=lambda: self.now,
+            rng=random.Random(self.seed),
+        )
+
+    def _policies(self) -> Policies:
+        eviction, schedule = self.eviction, self.schedule
+        if isinstance(eviction, str):
+            entry = installed().get("eviction", eviction)
+            eviction = entry.build(entry.plugin.options())
+        match_prefixes = self.cache_enabled
+        if isinstance(schedule, str):
+            entry = installed().get("schedule", schedule)
+            match_prefixes = "prefix_match" in entry.plugin.requires
+            schedule = entry.build(entry.plugin.options())
+        return Policies(
+            eviction=eviction,
+            eviction_name=type(eviction).__name__,
+            schedule=schedule,
+            schedule_name=type(schedule).__name__,
+            match_prefixes=match_prefixes,
+        )
+
+    # --- driving ------------------------------------------------------------------------------------------------
+
+    def add(
+        self, rid: str, prompt: Sequence[int], *, namespace: Namespace = DEFAULT_NAMESPACE, **params: Any
+    ) -> Verdict:
+        """Send a request; greedy unless told otherwise. Returns its verdict."""
+        new = NewRequest(
+            rid=rid,
+            tokens=pack(prompt),
+            params=SamplingParams(**{"temperature": 0.0, **params}),
+            namespace=namespace,
+        )
+        self.send(new)
+        return self.verdicts[rid]
+
+    def abort(self, rid: str) -> None:
+        """Abort a request, known or not."""
+        self.send(Abort(rid))
+
+    def send(self, message: Inbound) -> None:
+        """Hand one message in and note the answers."""
+        self._note(self.scheduler.receive([message]))
+        self.scheduler.check()
+
+    def step(self) -> None:
+        """One step; the clock advances by a second."""
+        self.now += 1.0
+        self._note(self.scheduler.step())
+        self.scheduler.check()
+
+    def run(self, limit: int = 10_000) -> int:
+        """Step until idle; returns the number of steps. Raises `AssertionError` after `limit`."""
+        steps = 0
+        while self.scheduler.busy:
+            self.step()
+            steps += 1
+            assert steps <= limit, f"still busy after {limit} steps"
+        return steps
+
+    def _note(self, messages: list[Outbound]) -> None:
+        for message in messages:
+            if isinstance(message, Verdict):
+                self.verdicts[message.rid] = message
+            elif isinstance(message, Output):
+                assert message.rid not in self.finished, f"{message.rid} speaks after its end"
+                self.tokens.setdefault(message.rid, []).extend(message.tokens)
+                self.cached[message.rid] = message.cached_tokens
+                if message.finish is not None:
+                    self.finished[message.rid] = message.finish
+
+    def forget(self, rid: str) -> None:
+        """Drop what a finished request said, so that its id can be used again."""
+        for said in (self.verdicts, self.tokens, self.cached, self.finished):
+            said.pop(rid, None)
+
+    def stat(self, name: str) -> int:
+        """One counter or gauge of the scheduler."""
+        return int(self.scheduler.stats()[name])
+
+
+def _no_stop_strings(params: SamplingParams, prompt: bytes) -> Any:
+    raise AssertionError("a request has stop strings; give the harness a match_stop")

@@ -1,0 +1,68 @@
+"""One step as data: what the scheduler decided (`StepPlan`), how to sample (`SampleInputs`), what came back.
+
+All of it is plain and serialisable, so that one scheduler can later drive several workers.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Row(NamedTuple):
+    """One request's share of a step: positions `start .. start + q_len - 1` of request row `req_row` are computed.
+
+    `samples` tokens are sampled from the row's last positions: 0 for a prefill that samples nothing, 1 otherwise.
+    """
+
+    req_row: int
+    start: int
+    q_len: int
+    samples: int
+
+
+class TableWrite(NamedTuple):
+    """Slots of positions `start ..` of a request row that this step does not compute: a cache hit, or a rewrite."""
+
+    req_row: int
+    start: int
+    slots: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A flattened batch: T tokens of the rows, one row after the other. Writes are applied before the step."""
+
+    step: int
+    rows: tuple[Row, ...]
+    tokens: NDArray[np.int32]
+    """[T] token ids to compute."""
+    slots: NDArray[np.int32]
+    """[T] where the K/V of each goes; also the table entries of the computed positions."""
+    writes: tuple[TableWrite, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInputs:
+    """How the sampling rows of a step are sampled; arrays of shape [n], in the order of the rows that sample."""
+
+    temperature: NDArray[np.float32]
+    """Below `GREEDY_BELOW`: greedy."""
+    top_p: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    """0 keeps all."""
+    uniform: NDArray[np.float64]
+    """One draw from [0, 1) for each row: the only randomness there is."""
+    banned: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Token ids that sampling row i must not produce (end tokens before the minimum length)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced, for the rows that sample, in their order."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    """Sampled ids; empty for a row that failed."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Why sampling row i has no token."""

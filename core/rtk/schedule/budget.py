@@ -1,0 +1,72 @@
+"""What a request costs and whether it can ever fit. Amounts are slots, in whole pages."""
+
+from dataclasses import dataclass
+
+from rtk.errors import RequestError
+
+CLIP_NEW_TOKENS = 4096
+"""The cold charge counts at most this much of `max_new_tokens`, so that a huge one is no refusal by itself."""
+
+
+def ceil_page(tokens: int, page_size: int) -> int:
+    """`tokens`, rounded up to whole pages."""
+    return -(-tokens // page_size) * page_size
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes that every request is measured against. Tokens, unless named otherwise."""
+
+    context_length: int
+    pool_tokens: int
+    page_size: int
+    max_running: int
+    max_prefill_tokens: int
+    """Uncached prompt tokens that one step may compute; a first request may exceed it."""
+
+
+def cold_charge(prompt_len: int, max_new_tokens: int, page_size: int) -> int:
+    """What a request is charged when nothing of it is cached."""
+    return ceil_page(prompt_len, page_size) + min(max_new_tokens, CLIP_NEW_TOKENS) + page_size
+
+
+def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits) -> int:
+    """How many tokens the request may generate: what it asked for, or as many as context and pool allow.
+
+    Raises `RequestError`, with the numbers, for a request that could never run to its end.
+    """
+    context, pool, page = limits.context_length, limits.pool_tokens, limits.page_size
+    if prompt_len >= context:
+        raise _too_long(
+            f"the prompt has {prompt_len} tokens; with one more for the answer it exceeds {context}", limits
+        )
+    if asked is not None and prompt_len + asked > context:
+        raise _too_long(
+            f"prompt ({prompt_len}) + max_tokens ({asked}) = {prompt_len + asked} exceeds {context}", limits
+        )
+    least = cold_charge(prompt_len, 1 if asked is None else asked, page)
+    if least >= pool:
+        raise _never_fits(f"its charge of {least} tokens reaches the pool of {pool} (page size {page})")
+    if asked is not None:
+        if prompt_len + asked > pool:
+            raise _never_fits(f"prompt ({prompt_len}) + max_tokens ({asked}) exceeds the pool of {pool} tokens")
+        return asked
+    allowed = min(context, pool) - prompt_len
+    slack = pool - cold_charge(prompt_len, 0, page) - 1  # the charge must stay below the pool
+    return allowed if slack >= CLIP_NEW_TOKENS else min(allowed, slack)
+
+
+def _too_long(what: str, limits: Limits) -> RequestError:
+    return RequestError(
+        f"{what}, the context length of this server (in tokens); shorten the prompt or lower max_tokens",
+        field="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _never_fits(why: str) -> RequestError:
+    return RequestError(
+        f"the request can never fit: {why}; shorten it, lower max_tokens, or start with a larger cache.pool_tokens",
+        field="prompt",
+        code="never_fits",
+    )

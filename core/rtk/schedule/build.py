@@ -1,0 +1,60 @@
+"""Puts a scheduler together: allocator, table, tree, queue and policies around an executor."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rtk.cache.pools import Pools
+from rtk.cache.req_table import ReqTable
+from rtk.cache.slots import SlotAllocator
+from rtk.cache.tree import PrefixCache
+from rtk.plugin.eviction import EvictionPolicy
+from rtk.plugin.guard import GuardedEviction, GuardedSchedule, Health
+from rtk.plugin.schedule import SchedulePolicy
+from rtk.schedule.budget import Limits, ceil_page
+from rtk.schedule.executor import Executor
+from rtk.schedule.queue import WaitingQueue
+from rtk.schedule.scheduler import MatchStop, Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The policies of one scheduler, with the names that messages give them."""
+
+    eviction: EvictionPolicy
+    eviction_name: str
+    schedule: SchedulePolicy
+    schedule_name: str
+    match_prefixes: bool
+    """Whether the schedule policy asks for matched lengths."""
+
+
+def build_scheduler(
+    policies: Policies,
+    executor: Executor,
+    limits: Limits,
+    *,
+    cache_enabled: bool,
+    end_tokens: frozenset[int],
+    match_stop: MatchStop,
+    clock: Callable[[], float],
+    rng: random.Random,
+) -> Scheduler:
+    """A scheduler with an empty cache. `clock` answers seconds, `rng` is the source of all unseeded randomness."""
+    health = Health()
+    allocator = SlotAllocator(limits.pool_tokens, limits.page_size)
+    table = ReqTable(limits.max_running, ceil_page(limits.context_length, limits.page_size))
+    eviction = GuardedEviction(policies.eviction, policies.eviction_name, health)
+    cache = PrefixCache(allocator, eviction, enabled=cache_enabled)
+    schedule = GuardedSchedule(policies.schedule, policies.schedule_name, health)
+    return Scheduler(
+        pools=Pools(allocator, table, cache),
+        queue=WaitingQueue(schedule, cache, match_prefixes=policies.match_prefixes),
+        executor=executor,
+        limits=limits,
+        end_tokens=end_tokens,
+        match_stop=match_stop,
+        health=health,
+        clock=clock,
+        rng=rng,
+    )

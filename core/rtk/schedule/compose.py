@@ -1,0 +1,43 @@
+"""From a batch of requests to the plain data of a step."""
+
+import numpy as np
+
+from rtk.cache.req_table import ReqTable
+from rtk.schedule.batch import Row, SampleInputs, StepPlan, TableWrite
+from rtk.schedule.draws import uniform
+from rtk.schedule.request import Request
+
+Int32 = np.int32
+
+
+def compose(step: int, batch: list[Request], table: ReqTable, writes: list[TableWrite]) -> StepPlan:
+    """The step that computes every request's positions from `computed_len` to its end. O(T)."""
+    rows = tuple(_row(request) for request in batch)
+    return StepPlan(
+        step=step,
+        rows=rows,
+        tokens=np.concatenate([_tokens(r, row) for r, row in zip(batch, rows, strict=True)]),
+        slots=np.concatenate([table.slots(row.req_row, row.start, row.start + row.q_len) for row in rows]),
+        writes=tuple(writes),
+    )
+
+
+def _row(request: Request) -> Row:
+    samples = 1 if request.max_new_tokens else 0
+    return Row(request.row, request.computed_len, request.length - request.computed_len, samples)
+
+
+def _tokens(request: Request, row: Row) -> np.ndarray:
+    return np.frombuffer(request.tokens, dtype="<i4", count=row.q_len, offset=row.start * 4).astype(Int32)
+
+
+def sample_inputs(requests: list[Request]) -> SampleInputs:
+    """How each of these requests samples its next token. O(n)."""
+    params = [r.params for r in requests]
+    return SampleInputs(
+        temperature=np.array([p.temperature for p in params], dtype=np.float32),
+        top_p=np.array([p.top_p for p in params], dtype=np.float32),
+        top_k=np.array([max(p.top_k, 0) for p in params], dtype=Int32),
+        uniform=np.array([0.0 if r.params.greedy else uniform(r.seed, len(r.output)) for r in requests]),
+        banned={i: tuple(r.stop_token_ids) for i, r in enumerate(requests) if len(r.output) < r.params.min_new_tokens},
+    )

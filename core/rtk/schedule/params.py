@@ -1,0 +1,145 @@
+"""Sampling parameters and their one validator: HTTP and `Engine` both come through here."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rtk.errors import RequestError
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: the softmax would be a step function in float32 anyway."""
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKENS = 64
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request is sampled and when it ends. Build through `sampling_params`, which validates."""
+
+    temperature: float = 1.0
+    """0 (or below `GREEDY_BELOW`) is greedy: the highest logit, ties to the lowest id."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; 0 keeps one."""
+    top_k: int = -1
+    """Keep this many of the most probable tokens; -1 and 0 keep all."""
+    seed: int | None = None
+    """The same seed gives the same text, whatever the batch; None draws one."""
+    max_new_tokens: int | None = None
+    """None: as many as context length and pool allow. 0: prefill only."""
+    min_new_tokens: int = 0
+    """No stop token can be sampled, and no stop string ends the text, before this many tokens."""
+    ignore_eos: bool = False
+    """The model's own end tokens do not end the text; `stop_token_ids` still do."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are cut off. The earliest match wins, at one place the one named first."""
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the highest logit is taken."""
+        return self.temperature < GREEDY_BELOW
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(s, str) for s in value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda v: _number(v) and v >= 0, "a number from 0 (greedy) up"),
+    "top_p": (lambda v: _number(v) and 0 <= v <= 1, "a number from 0 to 1"),
+    "top_k": (lambda v: _integer(v) and v >= -1, "an integer from -1 up; -1 and 0 keep every token"),
+    "seed": (lambda v: v is None or (_integer(v) and abs(v) <= MAX_SEED), "a 64-bit integer, or null"),
+    "max_new_tokens": (lambda v: v is None or (_integer(v) and v >= 0), "an integer from 0 up, or null"),
+    "min_new_tokens": (lambda v: _integer(v) and v >= 0, "an integer from 0 up"),
+    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
+    "stop": (_strings, "a string or a list of strings"),
+    "stop_token_ids": (lambda v: isinstance(v, list | tuple), "a list of token ids"),
+}
+
+
+def sampling_params(
+    given: Mapping[str, Any], *, vocab_size: int, names: Mapping[str, str] | None = None
+) -> SamplingParams:
+    """Validate a request's parameters, keyed by `SamplingParams`' field names; a missing one takes its default.
+
+    `names` maps field names to what the caller calls them, for messages. Raises `RequestError` naming the field, the
+    value and what is allowed; `TypeError` for a name that is no field (a mistake of the caller's, not of a client's).
+    """
+    public = names or {}
+    values = {name: _listed(name, value) for name, value in given.items()}
+    for name, value in values.items():
+        valid, allowed = _RULES[name]
+        if not valid(value):
+            field = public.get(name, name)
+            raise RequestError(f"{field} = {_shown(value)}: must be {allowed}", field=field)
+    if values.get("stop"):
+        check_stop_strings(values["stop"], field=public.get("stop", "stop"))
+    if values.get("stop_token_ids"):
+        _check_stop_tokens(values["stop_token_ids"], vocab_size, field=public.get("stop_token_ids", "stop_token_ids"))
+    params = SamplingParams(**values)
+    if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
+        low, high = (public.get(n, n) for n in ("min_new_tokens", "max_new_tokens"))
+        raise RequestError(
+            f"{low} = {params.min_new_tokens}: must be at most {high} = {params.max_new_tokens}", field=low
+        )
+    return params
+
+
+def _listed(name: str, value: Any) -> Any:
+    """`stop` may be one string or null; lists become tuples."""
+    if name == "stop" and isinstance(value, str):
+        return (value,)
+    if name in ("stop", "stop_token_ids"):
+        return () if value is None else tuple(value) if isinstance(value, list) else value
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_stop_strings(stops: Sequence[str], *, field: str) -> None:
+    """Raises `RequestError` for an empty, unencodable or superfluous stop string."""
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(f"{field}: {len(stops)} stop strings; at most {MAX_STOP_STRINGS}", field=field)
+    for i, stop in enumerate(stops):
+        if not stop:
+            raise RequestError(f"{field}[{i}] is empty: a stop string has at least one character", field=field)
+        check_text(stop, field=f"{field}[{i}]")
+
+
+def check_text(text: str, *, field: str) -> None:
+    """Raises `RequestError` where `text` holds an unpaired surrogate, which no tokenizer can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{field}: unpaired surrogate U+{ord(text[error.start]):04X} at character {error.start}", field=field
+        ) from None
+
+
+def _check_stop_tokens(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
+    if len(ids) > MAX_STOP_TOKENS:
+        raise RequestError(f"{field}: {len(ids)} ids; at most {MAX_STOP_TOKENS}", field=field)
+    check_token_ids(ids, vocab_size, field=field)
+
+
+def check_token_ids(ids: Sequence[Any], vocab_size: int, *, field: str) -> None:
+    """Raises `RequestError` naming the first entry that is no token id of a vocabulary of `vocab_size`. O(n)."""
+    for i, token in enumerate(ids):
+        if not _integer(token) or not 0 <= token < vocab_size:
+            raise RequestError(
+                f"{field}[{i}] = {_shown(token)}: must be a token id from 0 to {vocab_size - 1}", field=field
+            )

@@ -1,0 +1,87 @@
+"""One request as the scheduler knows it."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rtk.cache.key import Key, Namespace, pack
+from rtk.cache.lease import Lease
+from rtk.schedule.messages import Finish
+from rtk.schedule.params import SamplingParams
+
+
+class Status(enum.Enum):
+    """Where a request is. It holds a row, a lease and slots while `RUNNING`, and nothing otherwise."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one request. Each field names its writer; everything else is derived."""
+
+    rid: str
+    id: int
+    """Arrival number."""
+    prompt_len: int
+    tokens: bytearray
+    """Prompt and output, packed. Written by `append`."""
+    params: SamplingParams
+    namespace: Namespace
+    max_new_tokens: int
+    """Resolved: what was asked for, or what context and pool allow."""
+    seed: int
+    """Of the request's draws."""
+    arrival_s: float
+    prefilled_at_arrival: int
+    """Tokens the engine had prefilled when the request arrived."""
+    stop_token_ids: frozenset[int]
+    """Every token that ends the text: the model's own unless ignored, and the request's."""
+    match_stop: Callable[[int], str | None] | None = None
+    """Fed each output token; answers the stop string that it completes."""
+
+    status: Status = Status.WAITING
+    output: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    """Set once, by the scheduler's `_end`."""
+
+    # Written when admission is committed, and by the steps that follow.
+    row: int = 0
+    lease: Lease | None = None
+    cached_len: int = 0
+    """Prompt tokens that came from the cache."""
+    computed_len: int = 0
+    """Positions whose K/V is in the pool."""
+    capacity: int = 0
+    """Positions that have a slot, a multiple of the page size."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output."""
+        return self.prompt_len + len(self.output)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether all of the prompt is computed."""
+        return self.computed_len >= self.prompt_len
+
+    @property
+    def key(self) -> Key:
+        """The prompt, as the cache looks it up. O(prompt)."""
+        return Key(self.namespace, bytes(self.tokens[: self.prompt_len * 4]))
+
+    @property
+    def last_position(self) -> int:
+        """Positions that may ever need a slot: the last sampled token is never computed."""
+        return self.prompt_len + max(0, self.max_new_tokens - 1)
+
+    def append(self, token: int) -> None:
+        """Take one sampled token in."""
+        self.output.append(token)
+        self.tokens += pack([token])
+
+    def computed_tokens(self) -> bytes:
+        """The packed tokens whose K/V is in the pool. O(length)."""
+        return bytes(self.tokens[: self.computed_len * 4])

@@ -1,0 +1,166 @@
+"""Planning is pure, and a commit that fails anywhere gives everything back."""
+
+import copy
+
+import pytest
+
+from rtk.cache.key import pack
+from rtk.cache.slots import OutOfSlotsError
+from rtk.plugin.testing.harness import Harness, digest
+from rtk.schedule.admission import CommitError, commit, plan_admission
+from rtk.schedule.messages import Abort, NewRequest
+from rtk.schedule.params import SamplingParams
+
+
+def filled(page=4, **settings):
+    """A harness with cached content, two running requests, and five waiting ones that share prefixes."""
+    h = Harness(script=digest, pool_tokens=160, page_size=page, **settings)
+    for i in range(4):
+        h.add(f"old{i}", [i, *range(20)], max_new_tokens=3)
+    h.run()
+    for i in range(2):
+        h.add(f"run{i}", [i, *range(10), 77], max_new_tokens=8)
+    h.step()
+    for i in range(5):
+        h.scheduler.receive(
+            [NewRequest(rid=f"w{i}", tokens=pack([i % 3, *range(18), 88]), params=SamplingParams(max_new_tokens=6))]
+        )
+    return h
+
+
+def state(h):
+    """Everything that planning could have touched."""
+    pools = h.scheduler._pools
+    nodes = [(n.id, n.start, n.tokens, n.slots.tolist(), n.locks, n.hits, n.last_use) for n in pools.cache.nodes()]
+    requests = [(r.rid, r.row, r.capacity, r.computed_len, r.lease, r.status) for r in h.scheduler._requests.values()]
+    allocator = pools.allocator
+    return copy.deepcopy(
+        (sorted(nodes), allocator.free, allocator._stack[: allocator._top].tolist(), pools.table._free, pools.cache._tick)
+    ), requests  # fmt: skip
+
+
+def plan_of(h):
+    return plan_admission(h.scheduler._queue, h.scheduler._running, h.scheduler._pools, h.scheduler._limits)
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_planning_changes_nothing(page):
+    h = filled(page)
+    before = state(h)
+    plan = plan_of(h)
+    assert plan.admitted
+    assert state(h) == before
+    assert plan_of(h) == plan
+
+
+def test_an_evictable_path_that_is_promised_once_is_not_promised_twice():
+    h = Harness(pool_tokens=40, context_length=40)
+    h.add("old", list(range(30)), max_new_tokens=1)
+    h.run()
+    for rid in ("a", "b"):  # both hit 29 tokens and need 4 more; 10 slots are free
+        h.scheduler.receive(
+            [NewRequest(rid=rid, tokens=pack([*range(29), ord(rid)]), params=SamplingParams(max_new_tokens=4))]
+        )
+    assert [a.request.rid for a in plan_of(h).admitted] == ["a", "b"]
+    h.scheduler.receive([NewRequest(rid="c", tokens=pack([500, 501]), params=SamplingParams(max_new_tokens=4))])
+    assert (len(plan_of(h).admitted), plan_of(h).stopped_by) == (2, "NO_TOKEN")  # the cached path is not free any more
+
+
+def test_why_planning_stops_is_told():
+    h = Harness(pool_tokens=64, max_running=1, context_length=64)
+    h.add("a", list(range(20)), max_new_tokens=8)
+    h.add("b", [1], max_new_tokens=8)
+    assert plan_of(h).stopped_by == "OTHER"  # no request row
+    h = Harness(pool_tokens=64, max_prefill_tokens=10, context_length=64)
+    h.add("a", list(range(20)), max_new_tokens=8)
+    h.add("b", [1], max_new_tokens=8)
+    assert plan_of(h).stopped_by == "OTHER"  # prefill budget
+    h = Harness(pool_tokens=64, context_length=64)
+    h.add("a", list(range(20)), max_new_tokens=20)
+    h.add("b", list(range(50, 70)), max_new_tokens=20)
+    assert plan_of(h).stopped_by == "NO_TOKEN"
+
+
+class Fails:
+    """Fails one call of a method, the one after `k` others."""
+
+    def __init__(self, owner, method, k):
+        self.calls, self.k, self.original = 0, k, getattr(owner, method)
+        self.owner, self.method = owner, method
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == self.k + 1:
+            raise OutOfSlotsError("injected")
+        return self.original(*args, **kwargs)
+
+    def __enter__(self):
+        setattr(self.owner, self.method, self)
+        return self
+
+    def __exit__(self, *_):
+        delattr(self.owner, self.method)
+
+
+def target(h, what):
+    pools = h.scheduler._pools
+    return {"slots": (pools.allocator, "alloc"), "rows": (pools.table, "alloc"), "leases": (pools.cache, "acquire")}[
+        what
+    ]
+
+
+@pytest.mark.parametrize("k", range(3))
+@pytest.mark.parametrize("what", ["slots", "rows", "leases"])
+def test_a_commit_that_fails_at_its_kth_step_gives_everything_back(what, k):
+    h = filled()
+    plan = plan_of(h)
+    assert len(plan.admitted) > k
+    books = ("free_rows", "running", "held", "protected", "waiting")
+    before = [h.stat(name) for name in books]
+    with Fails(*target(h, what), k), pytest.raises(CommitError, match="injected") as failed:
+        commit(plan, h.scheduler._pools)
+    assert failed.value.request is plan.admitted[k].request
+    assert [h.stat(name) for name in books] == before
+    h.scheduler.check()
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_serving_goes_on_after_a_failed_commit(k, caplog):
+    h = filled()
+    with Fails(*target(h, "slots"), k):
+        h.step()
+    assert h.finished[f"w{k}"].reason == "error"
+    assert "injected" in caplog.text and "injected" not in h.finished[f"w{k}"].problem
+    h.run()
+    assert sorted(rid for rid, f in h.finished.items() if f.reason == "length" and rid[0] == "w") == [
+        f"w{i}" for i in range(5) if i != k
+    ]
+    assert h.stat("commit_failures") == 1
+    assert h.stat("free") + h.stat("evictable") == h.stat("pool")
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_reserved_slot_that_is_missing_ends_one_request(page, caplog):
+    h = Harness(script=digest, page_size=page)
+    for rid in ("a", "b"):
+        h.add(rid, [1, 2, ord(rid)], max_new_tokens=9)
+    h.step()
+    with Fails(*target(h, "slots"), 0):
+        for _ in range(page):
+            h.step()
+    h.run()
+    assert [h.finished[rid].reason for rid in ("a", "b")] == ["error", "length"]
+    assert "reserved" in caplog.text
+    assert h.stat("free") + h.stat("evictable") == h.stat("pool")
+
+
+def test_a_double_release_ends_one_request_and_not_the_loop(caplog):
+    h = filled()
+    victim = next(r for r in h.scheduler._running if r.rid == "run0")
+    victim.lease.release()  # somebody's mistake: the request will release it again
+    h.scheduler.receive([Abort("run0")])
+    assert "released already" in caplog.text
+    assert h.stat("invariant_violations") == 1
+    while h.scheduler.busy:  # the books are known to be wrong: no checks from here on
+        h._note(h.scheduler.step())
+    assert h.finished["run1"].reason == "length"
