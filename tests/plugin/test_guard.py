@@ -23,7 +23,7 @@ class Answers(EvictionPolicy):
 @pytest.mark.parametrize(
     "nonsense",
     [RuntimeError("no"), None, 7, [1], (), (None,), (float("nan"),), (object(),), (1, (2,)), ("x", 1)],
-    ids=repr,
+    ids=["raises", "None", "a number", "a list", "empty", "a None part", "NaN", "an object part", "a tuple part", "text"],
 )
 def test_a_nonsense_key_gives_the_policy_up(nonsense):
     health = Health()

@@ -1,0 +1,69 @@
+"""The `rtk` command: mounts one file per command and decides how a run ends.
+
+An expected failure is one line and exit code 1, a usage error exit code 2; a bug keeps its traceback.
+"""
+
+import logging
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rtk.errors import RtkError
+from rtk_cli.config import app as config_app
+from rtk_cli.generate import generate
+from rtk_cli.model import app as model_app
+from rtk_cli.plugins import plugins
+from rtk_cli.serve import serve
+from rtk_cli.version import DISTRIBUTION, version, version_of
+
+
+class Rtk(TyperGroup):
+    """The root command: turns expected failures and Ctrl-C into exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except RtkError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(130) from interrupt
+
+
+app = typer.Typer(
+    cls=Rtk,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help never shortens a flag, however narrow the terminal
+    help="An LLM inference runtime in which every policy is a plugin.",
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(plugins)
+app.command()(version)
+app.add_typer(model_app, name="model")
+app.add_typer(config_app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rtk {version_of(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Options of `rtk` itself."""
+
+
+def main() -> None:
+    """Entry point of the `rtk` script."""
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    app()

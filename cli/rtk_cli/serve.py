@@ -1,0 +1,16 @@
+"""`rtk serve`: the HTTP server."""
+
+from typing import TYPE_CHECKING
+
+from rtk_cli.options import with_config
+
+if TYPE_CHECKING:
+    from rtk.config.load import LoadedConfig
+
+
+@with_config()
+def serve(loaded: "LoadedConfig") -> None:
+    """Serve a model over HTTP."""
+    from rtk.serve.launch import serve as run
+
+    run(loaded)

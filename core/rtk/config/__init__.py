@@ -1,0 +1,1 @@
+"""The configuration tree (`models`), the walk over it (`keys`) and layered loading (`load`)."""

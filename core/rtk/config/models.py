@@ -1,0 +1,183 @@
+"""The configuration tree: frozen sections whose fields are the only list of keys, defaults and descriptions.
+
+Flags, environment names and help are generated from it (see `keys`). The sections with plugins get one sub-section for
+every installed plugin (see `tree`).
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from rtk.errors import ConfigError
+from rtk.model.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rtk.plugin.info import Kind, Options
+
+MIB = 1024 * 1024
+
+
+def plugin_name(name: str) -> str:
+    """The one spelling of a plugin's name."""
+    from rtk.plugin.info import canonical  # the plugin package brings numpy, which help texts can do without
+
+    return canonical(name)
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"[a-z]+(:\d+)?", name):
+        raise ValueError("must be auto, or a torch device such as cpu, cuda or cuda:1")
+    return name
+
+
+def _cache_dir() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("rtk")
+
+
+def flag(name: str) -> dict[str, Any]:
+    """Give a field a flag of its own instead of `--<field-name>`."""
+    return {"flag": name}
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PluginSection(Section):
+    """A section that chooses one plugin of a kind and holds the options of every installed one."""
+
+    kind: ClassVar["Kind"]
+    choice: ClassVar[str]
+    """The field that names the chosen plugin."""
+
+    @property
+    def chosen(self) -> str:
+        """Name of the chosen plugin."""
+        name: str = getattr(self, self.choice)
+        return name
+
+    def options(self, name: str | None = None) -> "Options":
+        """The validated options of the plugin `name`, by default of the chosen one."""
+        name = plugin_name(name or self.chosen)
+        try:
+            found: Options = getattr(self, options_field(name))
+        except AttributeError:
+            raise ConfigError(
+                f"this configuration holds no options of {self.kind} plugin {name!r}; "
+                "build it with rtk.config.load.config_from, which asks what is installed"
+            ) from None
+        return found
+
+
+def options_field(name: str) -> str:
+    """The attribute that holds a plugin's options; in keys it goes by the plugin's own name."""
+    return f"{plugin_name(name).replace('-', '_')}_options"
+
+
+PluginName = Annotated[str, AfterValidator(plugin_name)]
+
+
+class ModelConfig(Section):
+    """Which model, and how it is held."""
+
+    path: str = Field(
+        default=DEFAULT_MODEL,
+        min_length=1,
+        description="name in the catalogue, folder of a Hugging Face checkpoint, or GGUF file",
+        json_schema_extra=flag("--model"),
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="type of weights and K/V; auto: what suits model and device"
+    )
+    device: Annotated[str, AfterValidator(_device)] = Field(
+        default="auto", description="torch device; auto: cuda where there is one, else cpu"
+    )
+    context_length: int | None = Field(
+        default=None, ge=1, description="longest sequence, prompt and answer together; null: the model's own"
+    )
+    served_name: str | None = Field(
+        default=None, min_length=1, description="model name that clients see; null: last part of the path"
+    )
+    trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
+    cache_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        default_factory=_cache_dir, description="folder for fetched and imported models"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of one operation; null: torch's own choice"
+    )
+
+
+class CacheConfig(Section):
+    """The KV pool and the prefix cache in it."""
+
+    disable: bool = Field(
+        default=False, description="keep no prefixes for later requests", json_schema_extra=flag("--disable-cache")
+    )
+    page_size: int = Field(default=1, ge=1, description="tokens in one page of the KV pool")
+    pool_tokens: int | None = Field(
+        default=None, ge=1, description="tokens that the KV pool holds; null: from mem_fraction"
+    )
+    mem_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="share of the free memory that the KV pool takes; null: chosen by device"
+    )
+
+
+class EvictionConfig(PluginSection):
+    """Which cached prefix goes first when the pool is full."""
+
+    kind = "eviction"
+    choice = "policy"
+
+    policy: PluginName = Field(
+        default="lru", description="eviction plugin; 'rtk plugins' lists them", json_schema_extra=flag("--eviction")
+    )
+
+
+class ScheduleConfig(PluginSection):
+    """Which waiting request runs first, and how many run together."""
+
+    kind = "schedule"
+    choice = "policy"
+
+    policy: PluginName = Field(
+        default="fcfs", description="schedule plugin; 'rtk plugins' lists them", json_schema_extra=flag("--schedule")
+    )
+    max_running: int = Field(default=64, ge=1, description="requests that decode together")
+    max_prefill_tokens: int = Field(default=16384, ge=1, description="uncached prompt tokens that one step computes")
+
+
+class AttentionConfig(PluginSection):
+    """Who computes attention over the KV pool."""
+
+    kind = "attention"
+    choice = "backend"
+
+    backend: PluginName = Field(
+        default="torch", description="attention plugin; 'rtk plugins' lists them", json_schema_extra=flag("--attention")
+    )
+
+
+class ServeConfig(Section):
+    """The HTTP server."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: every interface")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free one")
+    max_body_bytes: int = Field(default=16 * MIB, ge=1, description="largest request body")
+    max_batch: int = Field(default=128, ge=1, description="prompts in one request")
+
+
+class Config(Section):
+    """Everything that can be set. Build it through `rtk.config.load`, which knows the installed plugins."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the model")
+    cache: CacheConfig = Field(default_factory=CacheConfig, description="KV pool and prefix cache")
+    eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="eviction from the prefix cache")
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
+    attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
+    serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")

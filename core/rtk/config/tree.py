@@ -1,0 +1,32 @@
+"""The configuration tree of this installation: the static sections plus one sub-section for every installed plugin."""
+
+import functools
+from typing import Any
+
+from pydantic import Field, create_model
+
+from rtk.config.models import Config, PluginSection, options_field, plugin_name
+from rtk.plugin.registry import Registry
+
+
+@functools.lru_cache(maxsize=8)
+def config_model(registry: Registry) -> type[Config]:
+    """`Config` with the options of every plugin in `registry`, at `<kind>.<name>.<option>`. One class per registry."""
+    sections: dict[str, Any] = {}
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, PluginSection):
+            section = _with_options(field.annotation, registry)
+            sections[name] = (section, Field(default_factory=section, description=field.description))
+    return create_model("Config", __base__=Config, __doc__=Config.__doc__, **sections)
+
+
+def _with_options(section: type[PluginSection], registry: Registry) -> type[PluginSection]:
+    """A plugin named like one of the section's own keys gets no options, and so cannot be chosen."""
+    options: dict[str, Any] = {}
+    for entry in registry.of_kind(section.kind):
+        plugin = entry.plugin
+        key = plugin_name(plugin.name).replace("-", "_")
+        if key not in section.model_fields:
+            field = Field(default_factory=plugin.options, alias=key, description=plugin.summary)
+            options[options_field(plugin.name)] = (plugin.options, field)
+    return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **options)

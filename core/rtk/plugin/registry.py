@@ -1,0 +1,121 @@
+"""What is installed: every described plugin with the distribution it came from, and what failed to load."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rtk.errors import PluginError
+from rtk.plugin.attention import AttentionBackend
+from rtk.plugin.eviction import EvictionPolicy
+from rtk.plugin.info import Kind, Options, Plugin, canonical
+from rtk.plugin.schedule import SchedulePolicy
+
+CONTRACTS: dict[Kind, type] = {
+    "eviction": EvictionPolicy,
+    "schedule": SchedulePolicy,
+    "attention": AttentionBackend,
+}
+"""The class that every plugin of a kind derives from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a plugin came from: the entry point and the distribution that declares it."""
+
+    entry_point: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} (entry point {self.entry_point!r})"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of text."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A described plugin and its origin."""
+
+    plugin: Plugin
+    origin: Origin
+
+    @property
+    def label(self) -> str:
+        """Kind, name and origin, for messages."""
+        return f"{self.plugin.kind} plugin {self.plugin.name!r} of {self.origin}"
+
+    def build(self, options: Options) -> Any:
+        """Import the target and call it with its options. Raises `PluginError` naming plugin and distribution."""
+        module, _, attribute = self.plugin.target.partition(":")
+        try:
+            built = getattr(importlib.import_module(module), attribute)(options)
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"{self.label} cannot be built: {one_line(error)}") from error
+        contract = CONTRACTS[self.plugin.kind]
+        if not isinstance(built, contract):
+            raise PluginError(f"{self.label} cannot be used: {self.plugin.target} made no {contract.__name__}")
+        return built
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An entry point that could not be used, and why, in one line."""
+
+    origin: Origin
+    reason: str
+
+
+class Registry:
+    """Plugins by kind and name. Filled once by the host, read-only afterwards.
+
+    A name that two distributions bring for different plugins is neither's: it counts as a failure, and asking for it is
+    refused, since which of them is meant cannot be guessed. The same plugin brought twice is one plugin.
+    """
+
+    def __init__(self, found: Iterable[Registered] = (), failures: Iterable[Failure] = ()) -> None:
+        self._found: dict[tuple[str, str], Registered] = {}
+        self._disputed: dict[tuple[str, str], Failure] = {}
+        for entry in found:
+            self._add((entry.plugin.kind, canonical(entry.plugin.name)), entry)
+        for key in self._disputed:
+            del self._found[key]
+        self.failures = (*failures, *self._disputed.values())
+
+    def _add(self, key: tuple[str, str], entry: Registered) -> None:
+        first = self._found.setdefault(key, entry)
+        if first.plugin != entry.plugin:
+            reason = f"it and {first.origin} both bring {key[0]} plugin {key[1]!r}; uninstall one of them"
+            self._disputed.setdefault(key, Failure(entry.origin, reason))
+
+    def all(self) -> tuple[Registered, ...]:
+        """Every plugin, by kind and then name."""
+        return tuple(self._found[key] for key in sorted(self._found))
+
+    def of_kind(self, kind: Kind) -> tuple[Registered, ...]:
+        """The plugins of one kind, by name."""
+        return tuple(entry for entry in self.all() if entry.plugin.kind == kind)
+
+    def names(self, kind: Kind) -> list[str]:
+        """The names of one kind, sorted."""
+        return [entry.plugin.name for entry in self.of_kind(kind)]
+
+    def get(self, kind: Kind, name: str) -> Registered:
+        """Look a plugin up. Raises `PluginError` with what is installed, the nearest name and what failed to load."""
+        key = (kind, canonical(name))
+        if key in self._disputed:
+            raise PluginError(f"{self._disputed[key].origin}: {self._disputed[key].reason}")
+        if key not in self._found:
+            raise PluginError(self._unknown(kind, name))
+        return self._found[key]
+
+    def _unknown(self, kind: Kind, name: str) -> str:
+        names = self.names(kind)
+        near = difflib.get_close_matches(canonical(name), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; see 'rtk plugins'"
+        broken = "".join(f"; {failure.origin} failed to load: {failure.reason}" for failure in self.failures)
+        return f"unknown {kind} plugin {name!r}; installed: {', '.join(names) or 'none'}{broken}{hint}"

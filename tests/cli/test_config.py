@@ -1,0 +1,64 @@
+"""`rtk config show`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rtk.config.keys import KeyTable
+from rtk.config.tree import config_model
+from rtk.plugin.host import installed
+from rtk_cli.main import app
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(app, ["config", "show", *args])
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_every_key_is_one_line() -> None:
+    lines = run().splitlines()
+    assert [line.partition(" = ")[0] for line in lines] == list(KeyTable(config_model(installed())).by_path)
+    assert "serve.port = 8000" in lines
+    assert "cache.pool_tokens = null" in lines
+    assert "cache.disable = false" in lines
+
+
+def test_sources_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTK_SERVE__PORT", "9000")
+    lines = run("--sources", "--page-size", "16", "--set", "eviction.slru.protect_after_hits=3").splitlines()
+    assert "serve.port = 9000  # variable RTK_SERVE__PORT" in lines
+    assert "cache.page_size = 16  # flag --page-size" in lines
+    assert "eviction.slru.protect_after_hits = 3  # --set eviction.slru.protect_after_hits" in lines
+    assert "schedule.policy = fcfs  # default" in lines
+
+
+def test_json_is_the_tree() -> None:
+    tree = json.loads(run("--json", "--eviction", "SLRU"))
+    assert tree["eviction"] == {"policy": "slru", "slru": {"protect_after_hits": 2}} | {
+        name: tree["eviction"][name] for name in tree["eviction"] if name not in ("policy", "slru")
+    }
+    assert tree["cache"]["page_size"] == 1
+
+
+def test_json_with_sources_is_a_list_of_keys() -> None:
+    rows = json.loads(run("--json", "--sources", "--device", "cpu"))
+    assert rows["model.device"] == {"value": "cpu", "source": "flag --device"}
+    assert rows["model.threads"] == {"value": None, "source": "default"}
+
+
+def test_the_order_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTK_SCHEDULE__MAX_PREFILL_TOKENS", "128")
+    assert "schedule.max_prefill_tokens = 256" in run("--max-prefill-tokens", "256")
+    assert "schedule.max_prefill_tokens = 128" in run()
+    monkeypatch.setenv("RTK_SCHEDULE__MAX_PREFILL_TOKENS", "")
+    assert "schedule.max_prefill_tokens = 16384" in run()
+
+
+def test_mistakes_are_refused_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTK_CACHE__PAGE_SISE", "4")
+    result = CliRunner().invoke(app, ["config", "show", "--schedule", "hrrn", "--disable-cache"])
+    assert result.exit_code == 1
+    assert "unknown variable RTK_CACHE__PAGE_SISE; did you mean RTK_CACHE__PAGE_SIZE?; " in result.stderr
+    assert "schedule.policy = 'hrrn' (flag --schedule): requires prefix_match" in result.stderr

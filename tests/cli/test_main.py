@@ -1,0 +1,223 @@
+"""The frame of the `rtk` command: exit codes, messages, help, and what may not be imported for them."""
+
+import inspect
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from rtk.config.keys import walk
+from rtk.config.models import Config
+from rtk.errors import ModelError
+from rtk_cli import main as cli
+from rtk_cli.options import with_config
+
+COMMANDS = [[], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]]
+HEAVY = "torch", "transformers", "fastapi"
+
+
+def rtk(*args: str, script: str = "") -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; `script` runs before it."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RTK_")}
+    code = f"{script}\nfrom rtk_cli.main import main\nmain()"
+    return subprocess.run([sys.executable, "-c", code, *args], env=environ, capture_output=True, text=True, check=False)
+
+
+def imported_by(*args: str) -> set[str]:
+    """The top-level modules in memory when `rtk args` ends, which must end well."""
+    report = "import atexit, sys; atexit.register(lambda: sys.stderr.write('\\n'.join(sys.modules)))"
+    result = rtk(*args, script=report)
+    assert result.returncode == 0
+    return {name.partition(".")[0] for name in result.stderr.splitlines()}
+
+
+def run(*args: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, args)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    """The root command's frame around commands that fail."""
+    app = typer.Typer(cls=cli.Rtk, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+    @app.command()
+    def expected() -> None:
+        raise ModelError("no model 'x'; see 'rtk model list'")
+
+    @app.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    @app.command()
+    def bug() -> None:
+        raise ZeroDivisionError
+
+    return app
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    assert imported_by(*command, "--help").isdisjoint({*HEAVY, "numpy"})
+
+
+@pytest.mark.parametrize("command", [["plugins"], ["config", "show", "--sources"], ["version"]], ids=" ".join)
+def test_looking_around_imports_nothing_heavy(command: list[str]) -> None:
+    assert imported_by(*command).isdisjoint(HEAVY)
+
+
+def test_an_expected_failure_is_one_line_and_code_1(failing: typer.Typer) -> None:
+    result = CliRunner().invoke(failing, ["expected"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: no model 'x'; see 'rtk model list'\n"
+
+
+def test_ctrl_c_is_quiet_and_code_130(failing: typer.Typer) -> None:
+    result = CliRunner().invoke(failing, ["interrupted"])
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_a_bug_keeps_its_traceback(failing: typer.Typer) -> None:
+    assert isinstance(CliRunner().invoke(failing, ["bug"]).exception, ZeroDivisionError)
+    result = rtk("version", script="import platform; platform.python_version = lambda: 1 / 0")
+    assert result.returncode == 1
+    assert result.stderr.startswith("Traceback (most recent call last):")
+    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["no-such-command"], "no-such-command"),
+        (["serve", "--no-such-flag"], "--no-such-flag"),
+        (["serve", "--page-size"], "--page-size"),
+        (["generate"], "prompt"),
+        (["generate", "hello", "--max-tokens", "many"], "--max-tokens"),
+        (["generate", "hello", "--port", "1"], "--port"),
+    ],
+)
+def test_a_usage_error_is_code_2(args: list[str], message: str) -> None:
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert message.lower() in err.lower()
+
+
+def test_the_version() -> None:
+    code, out, _ = run("--version")
+    assert code == 0
+    assert out.startswith("rtk 0.")
+
+
+def test_versions_of_everything_that_matters() -> None:
+    code, out, _ = run("version")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["rtk", "python", "torch", "transformers"]
+
+
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rtk_cli.version.LIBRARIES", ("no-such-distribution",))
+    assert run("version")[1].splitlines()[-1] == "no-such-distribution not installed"
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:], ids=" ".join)
+def test_a_command_has_every_flag_once(command: list[str]) -> None:
+    found = get_command(cli.app)
+    for name in command:
+        found = found.commands[name]  # type: ignore[attr-defined]
+    flags = Counter(flag for option in found.params for flag in (*option.opts, *option.secondary_opts))
+    assert [flag for flag, count in flags.items() if count > 1] == []
+
+
+def test_help_shows_every_flag_with_its_key_and_default() -> None:
+    text = " ".join(run("serve", "--help")[1].split())
+    for key in walk(Config):
+        assert str(key.flag) in text
+        assert f"({key.path} = " in text
+    assert "--disable-cache / --no-disable-cache" in text
+    assert "(serve.port = 8000)" in text
+
+
+def test_a_switch_can_be_turned_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTK_CACHE__DISABLE", "true")
+    assert "cache.disable = true" in run("config", "show")[1]
+    assert "cache.disable = false" in run("config", "show", "--no-disable-cache")[1]
+
+
+def test_a_command_keeps_its_own_parameters() -> None:
+    @with_config(lambda key: key.section == "cache")
+    def command(loaded: object, prompt: str) -> None:
+        """Do something."""
+
+    parameters = inspect.signature(command).parameters
+    assert next(iter(parameters)) == "prompt"
+    assert "loaded" not in parameters
+    assert "cache__page_size" in parameters
+    assert "serve__port" not in parameters
+    assert command.__doc__ == "Do something."
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate", "hello"], ["config", "show"]], ids=" ".join)
+def test_a_bad_value_is_an_expected_failure(command: list[str]) -> None:
+    code, _, err = run(*command, "--page-size", "0")
+    assert code == 1
+    assert err == "error: cache.page_size = '0' (flag --page-size): must be an integer from 1 up\n"
+
+
+def test_serve_hands_over_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    served = []
+    monkeypatch.setitem(sys.modules, "rtk.serve.launch", type("launch", (), {"serve": served.append}))
+    assert run("serve", "--port", "0", "--set", "eviction.slru.protect-after-hits=4", "--eviction", "slru")[0] == 0
+    (loaded,) = served
+    assert loaded.config.serve.port == 0
+    assert loaded.config.eviction.options().protect_after_hits == 4
+
+
+def test_generate_prints_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Engine:
+        def __init__(self, config: Config) -> None:
+            calls.append(config.cache.page_size)
+
+        def __enter__(self) -> "Engine":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            calls.append("closed")
+
+        def stream(self, prompt: str, params: dict, *, chat: bool | None) -> list:
+            calls.append((prompt, params, chat))
+            return [type("Chunk", (), {"text": text}) for text in ("Hel", "lo")]
+
+    monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
+    code, out, _ = run("generate", "say hello", "--page-size", "4", "--max-tokens", "8", "--stop", "a", "--stop", "b")
+    assert (code, out) == (0, "Hello\n")
+    expected = {"max_new_tokens": 8, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "seed": None, "stop": ["a", "b"]}
+    assert calls == [4, ("say hello", expected, None), "closed"]
+
+
+@pytest.mark.parametrize(("flag", "chat"), [("--chat", True), ("--raw", False)])
+def test_generate_can_be_told_how_to_wrap(monkeypatch: pytest.MonkeyPatch, flag: str, chat: bool) -> None:
+    told = []
+
+    class Engine:
+        def __init__(self, config: Config) -> None: ...
+
+        def __enter__(self) -> "Engine":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def stream(self, prompt: str, params: dict, *, chat: bool | None) -> list:
+            told.append(chat)
+            return []
+
+    monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
+    assert run("generate", "x", flag)[0] == 0
+    assert told == [chat]

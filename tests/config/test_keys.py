@@ -1,0 +1,146 @@
+"""The one walk over the tree, and what is generated from it."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from rtk.config.keys import Key, KeyTable, as_text, nearest, spelling, walk
+from rtk.config.models import Config
+from rtk.config.tree import config_model
+from rtk.plugin import Options, Plugin
+from rtk.plugin.host import installed
+from rtk.plugin.registry import Origin, Registered, Registry
+
+KEYS = list(walk(config_model(installed())))
+
+
+class Knobs(Options):
+    weights: list[float] = Field([1.0], description="one for each")
+    ratio: float = Field(0.5, ge=0, le=1)
+    share: float | None = Field(None, gt=0, le=1)
+    tempo: Literal["slow", "fast"] = "slow"
+    label: str = ""
+    folder: Path = Path("x")
+    limit: int = Field(3, le=9)
+
+
+@pytest.fixture
+def knobs() -> dict[str, Key]:
+    """The keys of a plugin that has every kind of option."""
+    plugin = Plugin(kind="schedule", name="shortest-first", summary="s", target="m:C", options=Knobs)
+    registry = Registry([Registered(plugin, Origin("e", "rtk-schedule-x", "1"))])
+    paths = KeyTable(config_model(registry)).by_path
+    return {path.rpartition(".")[2]: key for path, key in paths.items() if "shortest_first" in path}
+
+
+@pytest.mark.parametrize("kind", ["path", "flag", "variable"])
+def test_every_name_is_given_once(kind: str) -> None:
+    names = Counter(name for key in KEYS if (name := getattr(key, kind)))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
+def test_every_key_explains_itself(key: Key) -> None:
+    assert key.description
+    assert key.description[0].islower() or key.description.split()[0].isupper()
+
+
+def test_every_key_of_the_runtime_has_a_flag_and_no_option_of_a_plugin_has_one() -> None:
+    own = {key.path for key in walk(Config)}
+    assert {key.path for key in KEYS if key.flag} == own
+
+
+@pytest.mark.parametrize(
+    ("path", "flag", "variable"),
+    [
+        ("model.path", "--model", "RTK_MODEL__PATH"),
+        ("cache.disable", "--disable-cache", "RTK_CACHE__DISABLE"),
+        ("cache.page_size", "--page-size", "RTK_CACHE__PAGE_SIZE"),
+        ("eviction.policy", "--eviction", "RTK_EVICTION__POLICY"),
+        ("schedule.policy", "--schedule", "RTK_SCHEDULE__POLICY"),
+        ("attention.backend", "--attention", "RTK_ATTENTION__BACKEND"),
+        ("eviction.slru.protect_after_hits", None, "RTK_EVICTION__SLRU__PROTECT_AFTER_HITS"),
+    ],
+)
+def test_names_follow_from_the_path(path: str, flag: str | None, variable: str) -> None:
+    key = KeyTable(config_model(installed())).by_path[path]
+    assert (key.flag, key.variable) == (flag, variable)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
+def test_a_default_survives_being_written_as_text(key: Key) -> None:
+    values = {key.path: key.parse(as_text(key.default))}
+    section, _, rest = key.path.partition(".")
+    tree = values[key.path]
+    for part in reversed(rest.split(".")):
+        tree = {part: tree}
+    assert key.value(config_model(installed()).model_validate({section: tree})) == key.default
+
+
+def test_a_dashed_plugin_name_becomes_underscores_in_keys(knobs: dict[str, Key]) -> None:
+    assert knobs["ratio"].path == "schedule.shortest_first.ratio"
+    assert knobs["ratio"].variable == "RTK_SCHEDULE__SHORTEST_FIRST__RATIO"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("weights", "a JSON array"),
+        ("ratio", "a number from 0 to 1"),
+        ("share", "a number above 0 and up to 1, or null"),
+        ("tempo", "one of slow, fast"),
+        ("label", "text"),
+        ("folder", "a path"),
+        ("limit", "an integer up to 9"),
+    ],
+)
+def test_what_a_key_takes_is_said_in_words(knobs: dict[str, Key], option: str, words: str) -> None:
+    assert knobs[option].allowed == words
+
+
+@pytest.mark.parametrize(
+    ("path", "metavar"),
+    [
+        ("cache.page_size", "INTEGER"),
+        ("cache.mem_fraction", "NUMBER"),
+        ("model.dtype", "auto|float32|bfloat16|float16"),
+        ("model.cache_dir", "PATH"),
+        ("serve.host", "TEXT"),
+    ],
+)
+def test_usage_lines_name_the_type(path: str, metavar: str) -> None:
+    assert KeyTable(Config).by_path[path].metavar == metavar
+
+
+def test_collections_are_written_as_json(knobs: dict[str, Key]) -> None:
+    assert knobs["weights"].parse("[1, 2.5]") == [1, 2.5]
+    assert as_text([1, 2.5]) == "[1, 2.5]"
+    with pytest.raises(ValueError, match="Extra data"):
+        knobs["weights"].parse("1, 2.5")
+
+
+def test_null_is_a_value_only_where_it_is_allowed(knobs: dict[str, Key]) -> None:
+    assert knobs["share"].parse("null") is None
+    assert knobs["label"].parse("null") == "null"
+
+
+@pytest.mark.parametrize("written", ["cache.page-size", "Cache.Page_Size", " cache.page_size "])
+def test_a_path_has_one_spelling(written: str) -> None:
+    assert spelling(written) == "cache.page_size"
+
+
+@pytest.mark.parametrize(
+    ("meant", "found"),
+    [
+        ("scheduling_polcy", "did you mean schedule.policy?"),
+        ("cache.page_sise", "did you mean cache.page_size?"),
+        ("page_size", "did you mean cache.page_size?"),
+        ("max_running", "did you mean schedule.max_running?"),
+        ("zzz", "see 'rtk config show'"),
+    ],
+)
+def test_the_nearest_name_is_offered(meant: str, found: str) -> None:
+    assert nearest(meant, [key.path for key in KEYS]) == found
