@@ -89,7 +89,7 @@ class ModelConfig(Section):
     path: str = Field(
         default=DEFAULT_MODEL,
         min_length=1,
-        description="name in the catalogue, folder of a Hugging Face checkpoint, or GGUF file",
+        description="name of a catalogue or imported model, folder of a checkpoint, or hub id org/name",
         json_schema_extra=flag("--model"),
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
