@@ -48,7 +48,7 @@ def built(name):
 
 POLICIES = {"lru": lambda: built("lru"), "slru": lambda: built("slru"), "mru": Mru, "greedy": Greedy}
 
-# Sequences are drawn as whole blocks of 16 equal tokens with a ragged tail, so that every page size shares and diverges.
+# Whole blocks of 16 equal tokens and a ragged tail, so that sequences share and diverge at every page size.
 sequences = st.tuples(st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 1), max_size=5)).map(
     lambda drawn: [t for block in drawn[0] for t in [block] * 16] + drawn[1]
 )

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 from prompts import NEW_TOKENS, prompt_ids
-from rtk.model.store import fetch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rtk.model.store import fetch
 
 GOLDEN = Path(__file__).with_name("golden.json")
 

@@ -32,7 +32,7 @@ The library of the town owns eleven thousand books. The oldest is a handwritten 
 it was before the great flood. Scholars come from abroad to compare its lines with modern maps, and they agree that the
 sandbank north of the lighthouse has moved almost four kilometres to the east. The librarian, a patient woman named Odile
 Brandt, turns the pages for them with wooden tweezers, because the paper has become as brittle as dry leaves.
-"""
+"""  # noqa: E501 - the golden ids rest on this very text
 
 
 def prompt_ids(encode):

@@ -23,7 +23,7 @@ class Answers(EvictionPolicy):
 @pytest.mark.parametrize(
     "nonsense",
     [RuntimeError("no"), None, 7, [1], (), (None,), (float("nan"),), (object(),), (1, (2,)), ("x", 1)],
-    ids=["raises", "None", "a number", "a list", "empty", "a None part", "NaN", "an object part", "a tuple part", "text"],
+    ids=["raises", "None", "a number", "a list", "empty", "a None", "NaN", "an object", "a tuple", "text"],
 )
 def test_a_nonsense_key_gives_the_policy_up(nonsense):
     health = Health()
@@ -106,6 +106,13 @@ def test_a_nonsense_rank_becomes_order_of_arrival(answer):
     for asked in (1, 2):  # scheduling asks again in the next step
         assert guarded.order(columns, context()).tolist() == list(range(20))
         assert health.faults == {"schedule plugin 'odd'": asked}
+
+
+def test_the_first_key_is_the_most_important_and_arrival_the_last():
+    columns = random_columns(4, seed=1)
+    keys = (np.array([1, 0, 1, 0]), np.array([0.5, 2.0, 0.5, 1.0]))
+    order = GuardedSchedule(Ranks(lambda c: keys), "fine", Health()).order(columns, context())
+    assert order.tolist() == [3, 1, 0, 2]
 
 
 class Orders(SchedulePolicy):

@@ -33,10 +33,8 @@ def state(h):
     pools = h.scheduler._pools
     nodes = [(n.id, n.start, n.tokens, n.slots.tolist(), n.locks, n.hits, n.last_use) for n in pools.cache.nodes()]
     requests = [(r.rid, r.row, r.capacity, r.computed_len, r.lease, r.status) for r in h.scheduler._requests.values()]
-    allocator = pools.allocator
-    return copy.deepcopy(
-        (sorted(nodes), allocator.free, allocator._stack[: allocator._top].tolist(), pools.table._free, pools.cache._tick)
-    ), requests  # fmt: skip
+    free = pools.allocator._stack[: pools.allocator._top].tolist()
+    return copy.deepcopy((sorted(nodes), free, pools.table._free, pools.cache._tick)), requests
 
 
 def plan_of(h):

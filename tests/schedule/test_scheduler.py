@@ -108,6 +108,24 @@ def _peak(token, then, size=64):
     return logits
 
 
+def test_an_end_token_before_the_minimum_does_not_end_the_text():
+    h = Harness(end_tokens=frozenset({6}))  # a script that answers ids cannot be banned from one
+    h.add("a", [4], max_new_tokens=5, min_new_tokens=3)
+    h.run()
+    assert h.tokens["a"] == [5, 6, 7, 8, 9]
+
+
+def test_ending_twice_says_so_once():
+    h = Harness()
+    h.add("a", [1], max_new_tokens=5)
+    h.step()
+    [request] = h.scheduler._running
+    for _ in range(2):
+        h.scheduler._end(request, "abort")
+    h._note(h.scheduler.step())
+    assert (h.finished["a"].reason, h.stat("finished_abort")) == ("abort", 1)
+
+
 def test_stop_strings_are_matched_by_the_injected_checker():
     def match_stop(params, prompt):
         seen = []
@@ -268,6 +286,19 @@ def test_hrrn_order_follows_its_formula():
         order += [rid for rid in h.finished if rid not in order]
     # At the first step all ratios are 0 and arrival decides. Then 20 tokens were prefilled: 20/1, 20/2, 20/100.
     assert order == ["first", "hit", "short", "long"]
+
+
+def test_hrrn_counts_from_a_requests_own_arrival():
+    h = Harness(schedule="hrrn", max_running=1, pool_tokens=1024)
+    h.add("early", counting(50), max_new_tokens=2)
+    h.step()
+    h.add("waits", counting(40, start=500), max_new_tokens=2)
+    h.add("next", counting(60, start=700), max_new_tokens=3)
+    h.step()
+    h.step()  # "waits" runs: both ratios were 0
+    h.add("new", [900, 901], max_new_tokens=1)  # arrives when 90 tokens are prefilled: its ratio starts at 0
+    h.run()
+    assert list(h.finished) == ["early", "waits", "next", "new"]
 
 
 # --- aborts, errors, flushing -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sampling parameters and their one validator: HTTP and `Engine` both come through here."""
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,17 @@ from rtk.errors import RequestError
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the softmax would be a step function in float32 anyway."""
 
+MAX_TEMPERATURE = 1000.0
+"""Above it the distribution is flat anyway, and float32 has to hold it."""
+
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string."""
+
 MAX_STOP_TOKENS = 64
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Of numbers of tokens, which have to fit an int32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +53,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return _integer(value)
 
 
 def _integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _count(value: Any, lowest: int = 0) -> bool:
+    return _integer(value) and lowest <= value <= MAX_COUNT
 
 
 def _strings(value: Any) -> bool:
@@ -56,12 +71,15 @@ def _strings(value: Any) -> bool:
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda v: _number(v) and v >= 0, "a number from 0 (greedy) up"),
+    "temperature": (
+        lambda v: _number(v) and 0 <= v <= MAX_TEMPERATURE,
+        f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}",
+    ),
     "top_p": (lambda v: _number(v) and 0 <= v <= 1, "a number from 0 to 1"),
-    "top_k": (lambda v: _integer(v) and v >= -1, "an integer from -1 up; -1 and 0 keep every token"),
+    "top_k": (lambda v: _count(v, -1), f"an integer from -1 to {MAX_COUNT}; -1 and 0 keep every token"),
     "seed": (lambda v: v is None or (_integer(v) and abs(v) <= MAX_SEED), "a 64-bit integer, or null"),
-    "max_new_tokens": (lambda v: v is None or (_integer(v) and v >= 0), "an integer from 0 up, or null"),
-    "min_new_tokens": (lambda v: _integer(v) and v >= 0, "an integer from 0 up"),
+    "max_new_tokens": (lambda v: v is None or _count(v), f"an integer from 0 to {MAX_COUNT}, or null"),
+    "min_new_tokens": (_count, f"an integer from 0 to {MAX_COUNT}"),
     "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
     "stop": (_strings, "a string or a list of strings"),
     "stop_token_ids": (lambda v: isinstance(v, list | tuple), "a list of token ids"),
@@ -82,7 +100,7 @@ def sampling_params(
         valid, allowed = _RULES[name]
         if not valid(value):
             field = public.get(name, name)
-            raise RequestError(f"{field} = {_shown(value)}: must be {allowed}", field=field)
+            raise RequestError(f"{field} = {shown(value)}: must be {allowed}", field=field)
     if values.get("stop"):
         check_stop_strings(values["stop"], field=public.get("stop", "stop"))
     if values.get("stop_token_ids"):
@@ -105,18 +123,30 @@ def _listed(name: str, value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def shown(value: Any) -> str:
+    """A client's value as a message shows it: short, whatever its size and depth."""
+    return _BRIEF.repr(value)
+
+
+class _Brief(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 128 else f"an integer of {x.bit_length()} bits"
+
+
+_BRIEF = _Brief()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxtuple, _BRIEF.maxdict = 2, 3, 3, 2
+_BRIEF.maxstring = _BRIEF.maxother = 40
 
 
 def check_stop_strings(stops: Sequence[str], *, field: str) -> None:
-    """Raises `RequestError` for an empty, unencodable or superfluous stop string."""
+    """Raises `RequestError` for an empty, too long, unencodable or superfluous stop string."""
     if len(stops) > MAX_STOP_STRINGS:
         raise RequestError(f"{field}: {len(stops)} stop strings; at most {MAX_STOP_STRINGS}", field=field)
     for i, stop in enumerate(stops):
         if not stop:
             raise RequestError(f"{field}[{i}] is empty: a stop string has at least one character", field=field)
+        if len(stop) > MAX_STOP_CHARACTERS:
+            raise RequestError(f"{field}[{i}]: {len(stop)} characters; at most {MAX_STOP_CHARACTERS}", field=field)
         check_text(stop, field=f"{field}[{i}]")
 
 
@@ -141,5 +171,5 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, *, field: str) -> None:
     for i, token in enumerate(ids):
         if not _integer(token) or not 0 <= token < vocab_size:
             raise RequestError(
-                f"{field}[{i}] = {_shown(token)}: must be a token id from 0 to {vocab_size - 1}", field=field
+                f"{field}[{i}] = {shown(token)}: must be a token id from 0 to {vocab_size - 1}", field=field
             )

@@ -329,13 +329,12 @@ class Scheduler:
             self._queue.remove(request)
         else:
             self._running.remove(request)
-            self._release(request, keep=reason != "error")
+            self._release(request)
 
-    def _release(self, request: Request, *, keep: bool) -> None:
-        """Give the pools back what a request held; with `keep`, its computed tokens stay cached."""
+    def _release(self, request: Request) -> None:
+        """Give the pools back what a request held; what it computed stays cached. A failed step computed nothing."""
         try:
-            if keep:
-                self._cache_computed(request)
+            self._cache_computed(request)
             give_back(request, self._pools)
         except Exception:
             log.exception("the books of request %s are wrong", request.rid)
@@ -383,3 +382,7 @@ class Scheduler:
         assert sum(states) == pools.allocator.capacity, f"free, evictable, protected, held = {states}"
         assert pools.table.free_rows == self._limits.max_running - len(self._running), "a request row is lost"
         assert len(self._requests) == len(self._running) + len(self._queue), "a request is in no list, or in two"
+        for request in self._running:
+            assert request.lease is not None, "a running request has a lease"
+            held = pools.table.slots(request.row, 0, request.lease.length)
+            assert (held == request.lease.slots()).all(), "a request's row points at slots that are not its lease's"

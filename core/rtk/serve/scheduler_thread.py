@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rtk.schedule.messages import Inbound, Outbound
+from rtk.schedule.messages import Flush, Flushed, GetStats, Inbound, NewRequest, Outbound, Stats, Verdict
 from rtk.schedule.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,10 @@ class SchedulerThread:
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Inbound | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="rtk-scheduler", daemon=True)
+        self.healthy = True
+        """Whether messages are still worked on. Once false, a message sent later may stay without an answer."""
         self.failure: BaseException | None = None
+        """The bug that ended the thread, if one did."""
 
     def start(self) -> None:
         """Begin. Called once."""
@@ -32,40 +35,54 @@ class SchedulerThread:
         self._inbox.put(message)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End the thread after the step it is in. What still ran is aborted. Safe to call twice."""
+        """End the thread after the step it is in. What still ran ends with an error. Safe to call twice."""
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the thread runs and nothing broke it."""
-        return self._thread.is_alive() and self.failure is None
-
     def _run(self) -> None:
+        why = "the engine shut down"
         try:
-            while (messages := self._collect()) is not None:
-                self._emit(self._scheduler.receive(messages))
-                self._emit(self._scheduler.step())
-        except BaseException as error:  # noqa: BLE001 - kept for health, logged with its traceback
-            self.failure = error
+            while self._turn():
+                pass
+        except BaseException as error:
             log.exception("the scheduler stopped on a bug; running requests are ended with an error")
-        self._emit(self._scheduler.abandon("the scheduler stopped" if self.failure else "the engine shut down"))
+            self.failure, why = error, "the scheduler stopped"
+        self.healthy = False
+        self._emit(self._scheduler.abandon(why))
+        self._emit([answer for message in self._waiting() if (answer := _refusal(message, why)) is not None])
 
-    def _collect(self) -> list[Inbound] | None:
-        """Everything that arrived; waits for a first message only when there is nothing to compute. None: stop."""
-        messages: list[Inbound] = []
-        block = not self._scheduler.busy
-        while True:
-            try:
-                message = self._inbox.get(block=block)
-            except queue.Empty:
-                return messages
-            if message is None:
-                return None
-            messages.append(message)
-            block = False
+    def _turn(self) -> bool:
+        """Take in what arrived and make one step; waits only when there is nothing to compute. False: stop."""
+        messages = [] if self._scheduler.busy else [self._inbox.get()]
+        messages += self._waiting()
+        self._emit(self._scheduler.receive(message for message in messages if message is not None))
+        if None in messages:
+            return False
+        self._emit(self._scheduler.step())
+        return True
+
+    def _waiting(self) -> list[Inbound | None]:
+        """Everything that has arrived, without waiting."""
+        messages: list[Inbound | None] = []
+        try:
+            while True:
+                messages.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return messages
 
     def _emit(self, messages: list[Outbound]) -> None:
         if messages:
             self._deliver(messages)
+
+
+def _refusal(message: Inbound | None, why: str) -> Outbound | None:
+    """What a message gets that arrived too late to be worked on."""
+    match message:
+        case NewRequest(rid=rid):
+            return Verdict(rid=rid, accepted=False, code="engine_stopped", problem=why, status=503)
+        case Flush(id):
+            return Flushed(id=id, problem=why)
+        case GetStats(id):
+            return Stats(id, {})
+    return None

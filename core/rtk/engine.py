@@ -1,0 +1,169 @@
+"""`rtk.Engine`: the whole engine in one process, for Python programs that need no server."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard, TypeVar, cast, overload
+
+from rtk.config.load import config_from
+from rtk.config.models import Config
+from rtk.schedule.messages import Finish
+from rtk.serve.runtime import Runtime, start
+from rtk.serve.tokenizer_manager import Chat, Delta, GenerateRequest
+
+T = TypeVar("T")
+Prompt = str | Sequence[int] | Chat
+"""Text, token ids, or messages for the model's chat template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One finished answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that came from the prefix cache."""
+    finish: Finish
+
+
+class Engine:
+    """Serves requests in this process. Methods may be called from any thread; use it as a context manager.
+
+    It runs the scheduler that the HTTP server runs, through the same client protocol, so that nothing about a request
+    differs between the two.
+    """
+
+    def __init__(self, config: Config | Mapping[str, Any] | None = None, *, runtime: Runtime | None = None) -> None:
+        """`config` may be nested or dotted keys of the configuration tree: `Engine({"cache.page_size": 16})`.
+
+        Fetches the model where it is missing. A given `runtime` is used instead of starting one, and closed with the
+        engine. Raises `RtkError`.
+        """
+        if runtime is None:
+            runtime = start(config if isinstance(config, Config) else config_from(config or {}))
+        self._runtime = runtime
+        self._manager = runtime.manager
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rtk-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def config(self) -> Config:
+        """The configuration it runs with."""
+        return self._runtime.config
+
+    @overload
+    def generate(self, prompts: Prompt, params: Mapping[str, Any] | None = None) -> Generation: ...
+    @overload
+    def generate(self, prompts: list[Prompt], params: Mapping[str, Any] | None = None) -> list[Generation]: ...
+
+    def generate(
+        self, prompts: Prompt | list[Prompt], params: Mapping[str, Any] | None = None
+    ) -> Generation | list[Generation]:
+        """Answer one prompt, or several together; waits for the end.
+
+        A list of integers is one prompt as token ids, any other list is several prompts. `params` are keyed by the
+        fields of `SamplingParams`. Raises `RequestError` where a prompt is refused or fails; the others are aborted.
+        """
+        if _are_several(prompts):
+            return self._wait(self._collect([_request(prompt, params) for prompt in prompts]))
+        return self._wait(self._collect([_request(cast("Prompt", prompts), params)]))[0]
+
+    async def _collect(self, requests: list[GenerateRequest]) -> list[Generation]:
+        if not requests:
+            return []
+        deltas: list[list[Delta]] = [[] for _ in requests]
+        async with contextlib.aclosing(self._manager.generate_batch(requests)) as stream:
+            async for delta in stream:
+                deltas[delta.index].append(delta)
+        return [_joined(own) for own in deltas]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: Mapping[str, Any] | None = None,
+        *,
+        rid: str | None = None,
+        chat: bool | None = False,
+    ) -> Iterator[Delta]:
+        """Answer one prompt, delta by delta. Closing the iterator aborts the request.
+
+        With `chat`, a text becomes the user's message in the model's chat template; None does so where there is one.
+        """
+        if isinstance(prompt, str) and (chat or (chat is None and self._manager.tokenizer.has_chat_template)):
+            prompt = Chat([{"role": "user", "content": prompt}])
+        stream = self._manager.generate(_request(prompt, params, rid))
+        try:
+            while (delta := self._wait(_next(stream))) is not None:
+                yield delta
+        finally:
+            self._wait(stream.aclose())
+
+    def abort(self, rid: str) -> bool:
+        """End the request with this id; answers whether there was one."""
+        return self._wait(self._abort(rid))
+
+    async def _abort(self, rid: str) -> bool:
+        return self._manager.abort(rid)
+
+    def flush(self) -> int:
+        """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests run."""
+        return self._wait(self._manager.flush())
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since the start, and gauges of now; slots by state add up to `pool`."""
+        return self._wait(self._manager.stats())
+
+    def close(self) -> None:
+        """End the engine; what still runs ends with an error. Safe to call twice."""
+        self._runtime.close()
+        if self._loop.is_closed():
+            return
+        self._wait(self._finish())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        """Let the callers that still wait hear of the end."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _are_several(prompts: Prompt | list[Prompt]) -> TypeGuard[list[Prompt]]:
+    return isinstance(prompts, list) and all(isinstance(prompt, str | list | tuple | Chat) for prompt in prompts)
+
+
+def _request(prompt: Prompt, params: Mapping[str, Any] | None, rid: str | None = None) -> GenerateRequest:
+    return GenerateRequest(prompt=prompt, sampling=params or {}, rid=rid)
+
+
+def _joined(deltas: list[Delta]) -> Generation:
+    last = deltas[-1]
+    assert last.finish is not None, "an iterator ends with a finish"
+    return Generation(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        prompt_tokens=last.prompt_tokens,
+        cached_tokens=last.cached_tokens,
+        finish=last.finish,
+    )
+
+
+async def _next(stream: AsyncIterator[Delta]) -> Delta | None:
+    return await anext(stream, None)

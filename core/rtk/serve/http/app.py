@@ -1,0 +1,40 @@
+"""The HTTP server's application."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from rtk.serve.http.admin import Admin
+from rtk.serve.http.endpoints import HttpSettings
+from rtk.serve.http.errors import answering_errors, route_error
+from rtk.serve.http.native import Native
+from rtk.serve.http.openai import OpenAI
+from rtk.serve.tokenizer_manager import TokenizerManager
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def create_app(
+    manager: TokenizerManager, settings: HttpSettings | None = None, *, info: Mapping[str, Any] = NOTHING
+) -> FastAPI:
+    """The application that serves `manager`. `info` is added to what /server_info tells."""
+    settings = settings or HttpSettings()
+    openai, native, admin = OpenAI(manager, settings), Native(manager, settings), Admin(manager, settings, info)
+    app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(HTTPException, route_error)
+    for method, path, handler in (
+        ("POST", "/v1/completions", openai.completions),
+        ("POST", "/v1/chat/completions", openai.chat_completions),
+        ("GET", "/v1/models", openai.models),
+        ("GET", "/v1/models/{model:path}", openai.model),
+        ("POST", "/generate", native.generate),
+        ("GET", "/health", admin.health),
+        ("GET", "/server_info", admin.server_info),
+        ("POST", "/abort", admin.abort),
+        ("POST", "/flush_cache", admin.flush_cache),
+    ):
+        app.add_route(path, answering_errors(handler), methods=[method])
+    return app

@@ -1,0 +1,71 @@
+"""Request bodies: JSON objects, read strictly, and their values by type. `"5"` is no number."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from starlette.requests import Request
+
+from rtk.errors import RequestError
+from rtk.schedule.params import shown
+
+T = TypeVar("T")
+
+_NAMES: dict[type, str] = {str: "a string", bool: "true or false", dict: "an object", list: "a list"}
+
+
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The JSON object that the request brings. Raises `RequestError` for anything else, or more than `limit` bytes."""
+    text = _utf8(await _read(request, limit))
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise _bad(f"the body is no JSON: {error}") from None
+    except ValueError as error:
+        raise _bad(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise _bad("the body is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise _bad(f"the body is {shown(value)}: must be a JSON object")
+    return value
+
+
+def typed(values: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """The value called `name`, which must be of type `kind` where it is given."""
+    value = values.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} = {shown(value)}: must be {_NAMES[kind]}", field=name)
+    return value
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _utf8(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise _bad(f"the body is no UTF-8: byte 0x{body[error.start]:02x} at {error.start}") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _bad(message: str) -> RequestError:
+    return RequestError(message, code="invalid_body")
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body exceeds {limit} bytes, the limit of this server", code="body_too_large", status=413)

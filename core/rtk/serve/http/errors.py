@@ -1,0 +1,77 @@
+"""Errors as clients see them: OpenAI's body, for every endpoint, and nothing of the inside."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from rtk.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+"""What a 503 tells the client to wait at least."""
+
+_CLIENT_GONE = 499  # nobody reads it; the number that proxies log
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The body of an error, also the content of an error event inside a stream."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    param = None if error.field is None else _encodable(error.field)
+    return {"error": {"message": _encodable(str(error)), "type": kind, "param": param, "code": error.code}}
+
+
+def _encodable(text: str) -> str:
+    """Messages quote clients, who may send what UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def error_response(error: RequestError) -> Response:
+    """The whole answer for an error that comes before the status line."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status == 503 else None
+    return json_response(error_body(error), status=error.status, headers=headers)
+
+
+def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """`content` as JSON."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def internal_error() -> RequestError:
+    """What a client hears of a bug; the log has the rest."""
+    return RequestError("the server failed on this request", code="internal_error", status=500)
+
+
+def answering_errors(handler: Handler) -> Handler:
+    """Make a handler answer its errors: refusals as they say, bugs with 500 and a traceback in the log."""
+
+    @wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            return error_response(internal_error())
+
+    return answer
+
+
+async def route_error(request: Request, error: Exception) -> Response:
+    """The answer to a path or method that does not exist."""
+    assert isinstance(error, HTTPException), "registered for this class"
+    known = {404: ("unknown_path", "unknown path"), 405: ("method_not_allowed", "method not allowed")}
+    code, what = known.get(error.status_code, ("invalid_request", str(error.detail)))
+    refusal = RequestError(f"{what}: {request.method} {request.url.path}", code=code, status=error.status_code)
+    return json_response(error_body(refusal), status=error.status_code, headers=dict(error.headers or {}))

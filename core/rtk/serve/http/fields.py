@@ -1,0 +1,178 @@
+"""Every request field that rtk knows: those it reads, those it does not have yet, those it can do without.
+
+All others are ignored, and named in the answer's `x-rtk-ignored-fields`: nothing but what is read reaches the engine.
+"""
+
+import difflib
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from rtk.errors import RequestError
+
+IGNORED_HEADER = "x-rtk-ignored-fields"
+_NAMED_AT_MOST = 16
+_NAME_AT_MOST = 64
+
+
+class Scope(enum.Flag):
+    """Where a field may stand."""
+
+    COMPLETIONS = enum.auto()
+    CHAT = enum.auto()
+    GENERATE = enum.auto()
+    SAMPLING = enum.auto()
+    """Inside `sampling_params` of `/generate`."""
+
+
+OPENAI = Scope.COMPLETIONS | Scope.CHAT
+ANYWHERE = OPENAI | Scope.GENERATE | Scope.SAMPLING
+
+
+class Kind(enum.Enum):
+    """What becomes of a field."""
+
+    READ = enum.auto()
+    LATER = enum.auto()
+    """Refused, unless its value would change nothing."""
+    IGNORED = enum.auto()
+    """Says nothing about the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One row of the table."""
+
+    name: str
+    scope: Scope
+    kind: Kind
+    neutral: tuple[Any, ...] = ()
+    """For `LATER`: values, beside null, that ask for nothing."""
+
+
+def _read(scope: Scope, *names: str) -> Iterable[Field]:
+    return (Field(name, scope, Kind.READ) for name in names)
+
+
+def _later(*names: str, neutral: tuple[Any, ...] = ()) -> Iterable[Field]:
+    return (Field(name, ANYWHERE, Kind.LATER, neutral) for name in names)
+
+
+def _ignored(*names: str) -> Iterable[Field]:
+    return (Field(name, ANYWHERE, Kind.IGNORED) for name in names)
+
+
+_TEXT_ONLY: dict[str, Any] = {"type": "text"}
+
+FIELDS: tuple[Field, ...] = (
+    *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *_read(OPENAI | Scope.GENERATE, "stream", "rid"),
+    *_read(
+        OPENAI | Scope.SAMPLING,
+        *("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids"),
+    ),
+    *_read(Scope.COMPLETIONS, "prompt"),
+    *_read(Scope.CHAT, "messages", "chat_template_kwargs"),
+    *_read(Scope.GENERATE, "text", "input_ids", "sampling_params", "return_ids"),
+    *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
+    # choices
+    *_later("n", "best_of", neutral=(1,)),
+    *_later("use_beam_search", "echo", neutral=(False,)),
+    *_later("length_penalty", neutral=(1,)),
+    *_later("suffix"),
+    # sampling
+    *_later("min_p", "presence_penalty", "frequency_penalty", neutral=(0,)),
+    *_later("repetition_penalty", "typical_p", neutral=(1,)),
+    *_later("logit_bias", neutral=({},)),
+    *_later("bad_words", "stop_regex", neutral=([], "")),
+    *_later("custom_logit_processor", "custom_params"),
+    # log-probabilities and hidden states
+    *_later("logprobs", "return_logprob", "return_hidden_states", "return_text_in_logprobs", neutral=(False,)),
+    *_later("top_logprobs", "top_logprobs_num", neutral=(0,)),
+    *_later("prompt_logprobs"),
+    *_later("logprob_start_len", neutral=(-1,)),
+    *_later("token_ids_logprob", neutral=([],)),
+    # structured output and tools
+    *_later("response_format", neutral=(_TEXT_ONLY,)),
+    *_later("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *_later("guided_decoding_backend", "guided_whitespace_pattern"),
+    *_later("structured_outputs", "json_schema", "regex", "ebnf", "structural_tag"),
+    *_later("tools", "functions", neutral=([],)),
+    *_later("tool_choice", "function_call", neutral=("none", "auto")),
+    # text
+    *_later("skip_special_tokens", "spaces_between_special_tokens", neutral=(True,)),
+    *_later("include_stop_str_in_output", "no_stop_trim", "continue_final_message", neutral=(False,)),
+    *_later("add_generation_prompt", neutral=(True,)),
+    *_later("chat_template", "documents"),
+    *_later("reasoning_effort", "reasoning", "verbosity", "prediction", "web_search_options"),
+    # adapters, queueing, the cache
+    *_later("lora", "lora_path", "lora_name", "lora_request", "adapter"),
+    *_later("priority", neutral=(0,)),
+    *_later("routing_key", "extra_key", "cache_salt", "deadline_ms", "session_params"),
+    # other inputs and outputs
+    *_later("input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data", "audio"),
+    *_later("modalities", neutral=(["text"],)),
+    *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *_ignored("parallel_tool_calls"),
+)
+
+_TABLE = {field.name: field for field in FIELDS}
+
+
+class Ignored:
+    """The fields of one request that have no effect, for the answer's header."""
+
+    def __init__(self, *, strict: bool) -> None:
+        """`strict` refuses fields that are not in the table."""
+        self._strict = strict
+        self._names: list[str] = []
+
+    def unknown(self, prefix: str, name: str, scope: Scope) -> None:
+        """Note a field that is not in the table for `scope`."""
+        if self._strict:
+            near = difflib.get_close_matches(name, [field.name for field in FIELDS if field.scope & scope], n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise RequestError(f'unknown field "{prefix}{name}"{hint}', field=prefix + name, code="unknown_field")
+        self.note(prefix + name)
+
+    def note(self, name: str) -> None:
+        """Note a field that has no effect."""
+        self._names.append(name)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header: percent-encoded names, separated by commas, of bounded length."""
+        if not self._names:
+            return {}
+        names = [quote(name[:_NAME_AT_MOST], errors="replace") for name in self._names[:_NAMED_AT_MOST]]
+        return {IGNORED_HEADER: ",".join(names + ["..."] * (len(self._names) > _NAMED_AT_MOST))}
+
+
+def read_fields(body: Mapping[str, Any], scope: Scope, ignored: Ignored, *, prefix: str = "") -> dict[str, Any]:
+    """The fields of `body` that are read in `scope`, without those that are null.
+
+    Raises `RequestError` for one that rtk does not have yet and that would change something.
+    """
+    values = {}
+    for name, value in body.items():
+        field = _TABLE.get(name)
+        if field is None or not field.scope & scope:
+            ignored.unknown(prefix, name, scope)
+        elif field.kind is Kind.IGNORED:
+            ignored.note(prefix + name)
+        elif value is None:
+            continue
+        elif field.kind is Kind.READ:
+            values[name] = value
+        elif not any(_same(value, neutral) for neutral in field.neutral):
+            raise RequestError(
+                f'"{prefix}{name}" is not supported yet; leave it out', field=prefix + name, code="not_supported"
+            )
+    return values
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equal, where true is not 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

@@ -1,0 +1,74 @@
+"""How OpenAI's two endpoints write what was generated."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rtk.serve.http.tally import Part
+from rtk.serve.protocol import Delta
+
+Choice = dict[str, Any]
+
+
+class Shape(Protocol):
+    """The form of one endpoint's answers."""
+
+    prefix: str
+    """Of ids."""
+    answer: str
+    chunk: str
+    """The `object` of an answer, and of a chunk of a stream."""
+
+    def opening(self, size: int) -> Sequence[Choice]:
+        """What chunks before the first text say, one choice each."""
+
+    def piece(self, delta: Delta) -> Choice:
+        """The choice of a chunk."""
+
+    def whole(self, index: int, part: Part) -> Choice:
+        """The choice of an answer."""
+
+
+class CompletionShape:
+    """/v1/completions."""
+
+    prefix = "cmpl-"
+    answer = chunk = "text_completion"
+
+    def opening(self, size: int) -> Sequence[Choice]:
+        """Nothing."""
+        return ()
+
+    def piece(self, delta: Delta) -> Choice:
+        """The next part of the text."""
+        return {"index": delta.index, "text": delta.text, "logprobs": None, "finish_reason": _reason(delta)}
+
+    def whole(self, index: int, part: Part) -> Choice:
+        """The text."""
+        return {"index": index, "text": part.text, "logprobs": None, "finish_reason": _reason(part)}
+
+
+class ChatShape:
+    """/v1/chat/completions."""
+
+    prefix = "chatcmpl-"
+    answer = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def opening(self, size: int) -> Sequence[Choice]:
+        """Who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(size)]
+
+    def piece(self, delta: Delta) -> Choice:
+        """The next part of the message."""
+        new = {} if delta.finish and not delta.text else {"content": delta.text}
+        return {"index": delta.index, "delta": new, "logprobs": None, "finish_reason": _reason(delta)}
+
+    def whole(self, index: int, part: Part) -> Choice:
+        """The message."""
+        message = {"role": "assistant", "content": part.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": _reason(part)}
+
+
+def _reason(end: Delta | Part) -> str | None:
+    return None if end.finish is None else end.finish.reason

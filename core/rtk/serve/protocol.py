@@ -1,0 +1,85 @@
+"""What clients of an engine ask and get: the words of the one client protocol, see `rtk.serve.tokenizer_manager`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rtk.errors import ModelError, RequestError
+from rtk.schedule.messages import Finish
+from rtk.schedule.params import sampling_params
+
+log = logging.getLogger(__name__)
+
+_DEFAULTED = ("temperature", "top_p", "top_k")
+_NEUTRAL = {"repetition_penalty": 1, "min_p": 0, "typical_p": 1, "no_repeat_ngram_size": 0, "num_beams": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What clients may know of the served model."""
+
+    served_name: str
+    vocab_size: int
+    """Of the tokenizer: valid token ids are smaller."""
+    context_length: int
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    """By field of `SamplingParams`: what a request gets that gives none, see `sampling_defaults`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt as messages. `options` are variables of the model's chat template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What a client asks for, not validated yet."""
+
+    prompt: str | Sequence[int] | Chat
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """By field of `SamplingParams`."""
+    rid: str | None = None
+    """The client's own id of the request, unique among those in flight; None: a random one."""
+    prompt_name: str = "prompt"
+    """What the client calls the prompt, for messages."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the client calls the fields of `SamplingParams`, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is new of one request. The last one has a `finish`; counts run from the start of the request."""
+
+    index: int
+    """Which request of its batch."""
+    rid: str
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finish: Finish | None
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's `generation_config.json` says for requests that say nothing: temperature, top_p and top_k.
+
+    `do_sample` is not read: without a temperature from the model or the client, it is 1. Settings that rtk does not
+    have yet are named in the log, since outputs will differ from those that the model's author had.
+    """
+    missing = [name for name, neutral in _NEUTRAL.items() if generation_config.get(name) not in (None, neutral)]
+    if missing:
+        log.warning("generation_config.json: not supported yet, so without effect: %s", ", ".join(missing))
+    return {name: value for name in _DEFAULTED if (value := generation_config.get(name)) is not None}
+
+
+def check_defaults(facts: ModelFacts) -> None:
+    """Raises `ModelError` where the model's default sampling parameters are none."""
+    try:
+        sampling_params(facts.default_sampling, vocab_size=facts.vocab_size)
+    except RequestError as error:
+        raise ModelError(f"the model's generation_config.json cannot be used: {error}") from error

@@ -1,0 +1,82 @@
+"""From a configuration to a running engine: model, pool, scheduler and the client protocol, all in this process."""
+
+import logging
+import random
+import time
+from pathlib import Path
+
+from rtk.config.models import Config
+from rtk.model.computing import Computing
+from rtk.model.progress import Progress, silent
+from rtk.plugin.host import installed
+from rtk.schedule.build import Policies, build_scheduler
+from rtk.schedule.messages import Outbound
+from rtk.schedule.scheduler import Scheduler
+from rtk.serve.scheduler_thread import SchedulerThread
+from rtk.serve.tokenizer import Tokenizer
+from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_defaults
+
+log = logging.getLogger(__name__)
+
+
+class Runtime:
+    """A running engine. `manager` is the way in; `close` ends it."""
+
+    def __init__(self, config: Config, computing: Computing, tokenizer: Tokenizer) -> None:
+        """Starts the scheduler's thread."""
+        self.config = config
+        self.computing = computing
+        facts = ModelFacts(
+            served_name=config.model.served_name or Path(config.model.path).name,
+            vocab_size=tokenizer.size,
+            context_length=computing.limits.context_length,
+            default_sampling=sampling_defaults(computing.sampling),
+        )
+        self._thread = SchedulerThread(_scheduler(config, computing, tokenizer), self._deliver)
+        self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
+        self._thread.start()
+
+    def _deliver(self, messages: list[Outbound]) -> None:
+        self.manager.deliver(messages)
+
+    def close(self) -> None:
+        """Stop the scheduler; requests that still run end with an error. Safe to call twice."""
+        self._thread.stop()
+
+
+def start(config: Config, *, progress: Progress = silent) -> Runtime:
+    """Find the model (fetching it where it is missing), load it, and start serving requests in this process.
+
+    Raises `RtkError` where something is missing or does not fit.
+    """
+    from rtk.model.computing import load
+    from rtk.model.store import resolve_model
+
+    folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
+    tokenizer = Tokenizer.load(folder)
+    computing = load(config, installed(), folder, tokenizer.size)
+    log.info(computing.summary)
+    return Runtime(config, computing, tokenizer)
+
+
+def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
+    registry = installed()
+    eviction = registry.get("eviction", config.eviction.policy)
+    schedule = registry.get("schedule", config.schedule.policy)
+    policies = Policies(
+        eviction=eviction.build(config.eviction.options()),
+        eviction_name=eviction.plugin.name,
+        schedule=schedule.build(config.schedule.options()),
+        schedule_name=schedule.plugin.name,
+        match_prefixes="prefix_match" in schedule.plugin.requires,
+    )
+    return build_scheduler(
+        policies,
+        computing.executor,
+        computing.limits,
+        cache_enabled=not config.cache.disable,
+        end_tokens=computing.end_tokens,
+        match_stop=tokenizer.match_stop,
+        clock=time.monotonic,
+        rng=random.Random(),
+    )

@@ -1,0 +1,212 @@
+"""A model's tokenizer: text to ids and back, chats to text. Reads `tokenizer.json` and `tokenizer_config.json`.
+
+Needs neither transformers nor torch: importing those takes seconds, and both formats are data. As in transformers,
+whether BOS goes before a text is up to `tokenizer.json` alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import tokenizers
+
+from rtk.cache.key import TOKEN_BYTES, unpack
+from rtk.errors import ModelError, RequestError
+from rtk.schedule.messages import NewRequest
+from rtk.schedule.params import SamplingParams
+from rtk.serve.text import BROKEN, CONTEXT_TOKENS, IncrementalDecoder, StopChecker, StopScanner, TextAssembler
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that chat templates know by name."""
+
+
+class Tokenizer:
+    """Safe to use from several threads. `encode` lets other threads run, however long the text."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, template: str | None = None
+    ) -> None:
+        """`config` is the content of `tokenizer_config.json`, `template` the chat template in Jinja."""
+        config = config or {}
+        self._backend = backend
+        self._template = template
+        self.named = {name: text for name in NAMED_TOKENS if (text := _content(config.get(name))) is not None}
+        """Text of each named special token."""
+        backend.no_truncation()
+        backend.no_padding()
+        backend.add_special_tokens([t for t in self.named.values() if backend.token_to_id(t) is not None])
+        added = backend.get_added_tokens_decoder()
+        self.silent = frozenset(token_id for token_id, token in added.items() if token.special)
+        """Tokens that have no text."""
+        self.size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        """Ids run from 0 to `size - 1`."""
+        self._marks = self._longest_mark()
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer of the checkpoint in `folder`. Raises `ModelError` where it cannot be read."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json, which is what rtk reads; for a checkpoint with another kind of "
+                "tokenizer file, write one with transformers: AutoTokenizer.from_pretrained(x).save_pretrained(x)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        config = _json_object(folder / "tokenizer_config.json")
+        return cls(backend, config, _find_template(folder, config))
+
+    # --- text and ids -------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Text must be encodable, see `rtk.schedule.params.check_text`. O(n log n)."""
+        # The batch call releases the interpreter lock, the single one does not.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones skipped."""
+        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        return text
+
+    def token_id(self, name: str) -> int | None:
+        """Id of a named special token, such as "bos_token"."""
+        text = self.named.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    # --- new tokens ---------------------------------------------------------------------------------------------
+
+    def decoder(self, prompt: bytes) -> IncrementalDecoder:
+        """A decoder for tokens that follow the packed `prompt`. O(1)."""
+        context = unpack(prompt[-CONTEXT_TOKENS * TOKEN_BYTES :])
+        return IncrementalDecoder(self.decode, context, silent=self.silent, marks=self._marks)
+
+    def assembler(self, request: NewRequest) -> TextAssembler:
+        """What turns the output tokens of `request` into its text."""
+        return TextAssembler(self.decoder(request.tokens), _scanner(request.params))
+
+    def match_stop(self, params: SamplingParams, prompt: bytes) -> Callable[[int], str | None]:
+        """The scheduler's stop string check: fed each output token, answers the stop string that it completes."""
+        return StopChecker(self.decoder(prompt), _scanner(params)).push
+
+    def _longest_mark(self) -> int:
+        """How many U+FFFD the beginning of one character decodes to: one, or with byte fallback one a byte."""
+        pieces = [self._backend.token_to_id(f"<0x{byte:02X}>") for byte in b"\xf0\x9f\x98"]
+        ids = [piece for piece in pieces if piece is not None]
+        return max(1, self.decode(ids).count(BROKEN)) if ids else 1
+
+    # --- chats --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can be used."""
+        return self._template is not None
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **options: Any
+    ) -> str:
+        """Messages as the text that the model's chat template makes of them, special tokens included.
+
+        Encode it with `add_special_tokens=False`. `options` are variables of the template. Raises `RequestError` where
+        there is no template, or it refuses.
+        """
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template; send the whole prompt to /v1/completions",
+                field="messages",
+                code="no_chat_template",
+            )
+        variables = {**self.named, **options, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._compiled.render(variables)
+        except jinja2.TemplateError as error:
+            raise RequestError(
+                f"messages: the model's chat template refuses them: {error}", field="messages"
+            ) from error
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise RequestError("messages: the model's chat template cannot render them", field="messages") from error
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        assert self._template is not None, "checked by the caller"
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            return environment.from_string(self._template)
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(
+                f"this model's chat template cannot be used: {error}", field="messages", code="no_chat_template"
+            ) from error
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag `{% generation %}`, with which templates mark what the assistant wrote. It renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes HTML, which prompts are not."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _scanner(params: SamplingParams) -> StopScanner:
+    return StopScanner(params.stop, params.min_new_tokens)
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as its text, or as an object that holds it."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
+def _json_object(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return content
+
+
+def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The default chat template: a file of its own, or part of the configuration, alone or by name."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("default")
+    return template

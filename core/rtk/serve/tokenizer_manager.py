@@ -1,0 +1,361 @@
+"""The one client protocol: a prompt goes in, deltas of text come out. HTTP and `rtk.Engine` both speak it.
+
+Lives on one event loop. The scheduler is reached through `send` and answers through `deliver`, from any thread.
+"""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rtk.cache.key import TOKEN_BYTES, pack
+from rtk.errors import RequestError
+from rtk.schedule.messages import (
+    Abort,
+    Finish,
+    Flush,
+    Flushed,
+    GetStats,
+    Inbound,
+    NewRequest,
+    Outbound,
+    Stats,
+    Verdict,
+)
+from rtk.schedule.params import SamplingParams, check_text, check_token_ids, sampling_params, shown
+from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, check_defaults, sampling_defaults
+from rtk.serve.text import Detokenizer, TextOutput
+from rtk.serve.tokenizer import Tokenizer
+
+__all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager", "sampling_defaults"]
+
+log = logging.getLogger(__name__)
+
+LONG_TEXT = 8_000
+"""Characters; longer texts are encoded in a thread, so that the event loop goes on (a shorter one takes about 5 ms)."""
+
+MAX_RID = 200
+"""Characters of a request id."""
+
+ANSWER_LIMIT_S = 60.0
+"""How long the scheduler may take to answer a question: longer than any step of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One request in flight."""
+
+    id: str
+    """Its id for the scheduler, never used twice: late answers to an ended request can reach no other."""
+    rid: str
+    names: frozenset[str]
+    """Its client id, and that of its batch."""
+    index: int
+    request: GenerateRequest
+    queue: asyncio.Queue[Delta | RequestError]
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    sent: bool = False
+    aborted: bool = False
+    """Aborted by its client before it was sent."""
+
+
+class TokenizerManager:
+    """Validates and encodes requests, and hands each client the text of its own."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        send: Callable[[Inbound], None],
+        facts: ModelFacts,
+        *,
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`send` must not block. `healthy` answers whether whoever receives it still works."""
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self._send = send
+        self._healthy = healthy
+        self._detokenizer = Detokenizer(tokenizer.assembler)
+        self._numbers = itertools.count(1)
+        self._entries: dict[str, _Entry] = {}
+        """By scheduler id."""
+        self._names: dict[str, list[_Entry]] = {}
+        """By client id; that of a batch names all of its requests."""
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        check_defaults(facts)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests can be served."""
+        return self._healthy()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended, those still being validated among them."""
+        return len(self._entries)
+
+    # --- generating ---------------------------------------------------------------------------------------------
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """The deltas of one request; see `generate_batch`."""
+        return self.generate_batch([request], request.rid)
+
+    async def generate_batch(
+        self, requests: Sequence[GenerateRequest], rid: str | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """The deltas of several requests as they come. `rid` names them together, for `abort`.
+
+        All are validated before one is sent. Raises `RequestError` where a request is refused, before its first delta,
+        or fails; the others are then aborted. So are those that have not ended when the iterator is closed: close it
+        (`contextlib.aclosing`), or cancel the task that iterates.
+        """
+        self._check_running()
+        entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
+        try:
+            prepared = [await self._prepare(entry) for entry in entries]
+            for entry, new in zip(entries, prepared, strict=True):
+                self._start(entry, new)
+            open_requests, queue = len(entries), entries[0].queue
+            while open_requests:
+                item = await queue.get()
+                if isinstance(item, RequestError):
+                    raise item
+                open_requests -= item.finish is not None
+                yield item
+        finally:
+            self._give_up(entries)
+
+    def abort(self, rid: str) -> bool:
+        """End the request, or batch, with the client id `rid`: its iterator ends with the reason "abort".
+
+        Answers whether there was one.
+        """
+        entries = self._names.get(rid, [])
+        for entry in entries:
+            entry.aborted = True
+            if entry.sent:
+                self._send(Abort(entry.id))
+        return bool(entries)
+
+    def _reserve(self, requests: Sequence[GenerateRequest], rid: str) -> list[_Entry]:
+        """Enter the requests into the tables, so that no other can take their ids."""
+        rids = [_own_rid(request, rid, i, len(requests)) for i, request in enumerate(requests)]
+        self._check_free([*rids, rid] if len(requests) > 1 else rids)
+        queue: asyncio.Queue[Delta | RequestError] = asyncio.Queue()
+        entries = [
+            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, rid)), i, request, queue)
+            for i, (name, request) in enumerate(zip(rids, requests, strict=True))
+        ]
+        for entry in entries:
+            self._entries[entry.id] = entry
+            for name in entry.names:
+                self._names.setdefault(name, []).append(entry)
+        return entries
+
+    def _check_free(self, rids: Sequence[str]) -> None:
+        for i, rid in enumerate(rids):
+            if not (isinstance(rid, str) and 1 <= len(rid) <= MAX_RID and rid.isprintable()):
+                raise RequestError(f"rid: must be a string of 1 to {MAX_RID} printable characters", field="rid")
+            if rid in self._names or rid in rids[:i]:
+                raise RequestError(
+                    f"rid = {shown(rid)}: a request with this id is in flight; wait for its end, or choose another",
+                    field="rid",
+                    code="duplicate_rid",
+                    status=409,
+                )
+
+    def _start(self, entry: _Entry, new: NewRequest) -> None:
+        if entry.aborted:
+            self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
+            return
+        entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
+        entry.sent = True
+        self._detokenizer.open(new)
+        self._send(new)
+        if not self._healthy():  # it may have ended before it could take this in
+            self._fail(entry, _stopped())
+
+    def _give_up(self, entries: Sequence[_Entry]) -> None:
+        """Abort those that have not ended, and forget them."""
+        for entry in entries:
+            if entry.id in self._entries:
+                self._forget(entry)
+                if entry.sent:
+                    self._send(Abort(entry.id))
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._entries[entry.id]
+        self._detokenizer.close(entry.id)
+        for name in entry.names:
+            self._names[name].remove(entry)
+            if not self._names[name]:
+                del self._names[name]
+
+    # --- validating ---------------------------------------------------------------------------------------------
+
+    async def _prepare(self, entry: _Entry) -> NewRequest:
+        request = entry.request
+        params = self._params(request)
+        ids = await self._encode(request)
+        if not ids:
+            raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
+        return NewRequest(rid=entry.id, tokens=pack(ids), params=params)
+
+    def _params(self, request: GenerateRequest) -> SamplingParams:
+        given = {**self.facts.default_sampling, **request.sampling}
+        return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
+
+    async def _encode(self, request: GenerateRequest) -> Sequence[int]:
+        prompt, name = request.prompt, request.prompt_name
+        if isinstance(prompt, str):
+            check_text(prompt, field=name)
+            return await self._in_thread(len(prompt), self._text_ids, prompt)
+        if isinstance(prompt, Chat):
+            length = sum(len(str(message.get("content"))) for message in prompt.messages)
+            return await self._in_thread(length, self._chat_ids, prompt, name)
+        check_token_ids(prompt, self.facts.vocab_size, field=name)
+        return prompt
+
+    def _text_ids(self, text: str) -> list[int]:
+        # An empty text is refused like an empty list of ids, also where the tokenizer would put BOS before it.
+        return self.tokenizer.encode(text, add_special_tokens=True) if text else []
+
+    def _chat_ids(self, chat: Chat, name: str) -> list[int]:
+        if not chat.messages:
+            return []
+        text = self.tokenizer.chat(chat.messages, **chat.options)
+        check_text(text, field=name)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def _in_thread(self, length: int, encode: Callable[..., list[int]], *arguments: Any) -> list[int]:
+        """Encode here if that is quick, and in a thread otherwise."""
+        return await asyncio.to_thread(encode, *arguments) if length > LONG_TEXT else encode(*arguments)
+
+    def _emptiness(self, request: GenerateRequest) -> str:
+        bos = self.tokenizer.token_id("bos_token")
+        hint = f"; to start from nothing, send the id of the BOS token, [{bos}]"
+        chat = isinstance(request.prompt, Chat)
+        return f"{request.prompt_name} is empty: a prompt has at least one token{'' if chat or bos is None else hint}"
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, int | float]:
+        """The scheduler's counters and gauges."""
+        answer: Stats = await self._ask(GetStats)
+        return answer.values
+
+    async def flush(self) -> int:
+        """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""
+        answer: Flushed = await self._ask(Flush)
+        if answer.problem:
+            raise RequestError(f"the cache stays as it is: {answer.problem}", code="cache_busy", status=409)
+        return answer.freed
+
+    async def _ask(self, question: Callable[[int], Inbound]) -> Any:
+        self._check_running()
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(question(number))
+            self._check_healthy()
+            return await asyncio.wait_for(answer, ANSWER_LIMIT_S)
+        except TimeoutError:
+            raise RequestError(
+                f"the engine gave no answer within {ANSWER_LIMIT_S:g} s", code="engine_busy", status=503
+            ) from None
+        finally:
+            del self._questions[number]
+
+    def _check_running(self) -> None:
+        """Take note of the loop to deliver to, and refuse where nobody would answer."""
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            raise RuntimeError("a TokenizerManager belongs to the event loop that it was first used on")
+        self._loop = loop
+        self._check_healthy()
+
+    def _check_healthy(self) -> None:
+        if not self._healthy():
+            raise _stopped()
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def deliver(self, messages: Sequence[Outbound]) -> None:
+        """Take the scheduler's messages; from any thread. Wakes the event loop once."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._receive, messages)
+        except RuntimeError:
+            log.debug("messages arrived after the event loop was closed")
+
+    def _receive(self, messages: Sequence[Outbound]) -> None:
+        for message in self._detokenizer.process(messages):
+            match message:
+                case TextOutput():
+                    self._output(message)
+                case Verdict(accepted=False):
+                    self._refuse(message)
+                case Stats() | Flushed():
+                    answer = self._questions.get(message.id)
+                    if answer is not None and not answer.done():
+                        answer.set_result(message)
+
+    def _output(self, output: TextOutput) -> None:
+        entry = self._entries.get(output.rid)
+        if entry is None:
+            return
+        finish = output.finish
+        if finish is None:
+            entry.queue.put_nowait(self._delta(entry, output))
+        elif finish.reason == "error":
+            self._fail(entry, RequestError(finish.problem, code="generation_failed", status=500))
+            self._send(Abort(entry.id))  # the error may be the detokenizer's
+        else:
+            self._finish(entry, output)
+
+    def _finish(self, entry: _Entry, output: TextOutput) -> None:
+        # Forgotten before the client can know that it ended, so that the id is free when the client knows.
+        self._forget(entry)
+        entry.queue.put_nowait(self._delta(entry, output))
+
+    def _fail(self, entry: _Entry, error: RequestError) -> None:
+        self._forget(entry)
+        entry.queue.put_nowait(error)
+
+    def _refuse(self, verdict: Verdict) -> None:
+        entry = self._entries.get(verdict.rid)
+        if entry is None:
+            return
+        names = {"prompt": entry.request.prompt_name, **entry.request.names}
+        field = None if verdict.field is None else names.get(verdict.field, verdict.field)
+        self._fail(entry, RequestError(verdict.problem, field=field, code=verdict.code, status=verdict.status))
+
+    def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
+        entry.completion_tokens += len(output.tokens)
+        return Delta(
+            index=entry.index,
+            rid=entry.rid,
+            text=output.text,
+            token_ids=output.tokens,
+            prompt_tokens=entry.prompt_tokens,
+            cached_tokens=output.cached_tokens,
+            completion_tokens=entry.completion_tokens,
+            finish=output.finish,
+        )
+
+
+def _stopped() -> RequestError:
+    return RequestError("the engine has stopped; restart the server", code="engine_stopped", status=503)
+
+
+def _own_rid(request: GenerateRequest, rid: str, index: int, size: int) -> str:
+    """A request's client id: its own, or the one of its batch, numbered."""
+    if request.rid is not None:
+        return request.rid
+    return rid if size == 1 else f"{rid}-{index}"

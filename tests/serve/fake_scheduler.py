@@ -1,0 +1,180 @@
+"""A scheduler thread that follows a script instead of a model.
+
+A script is a function of a `NewRequest` that yields what becomes of it: token ids in a tuple (an `Output`), a `Finish`,
+both in a pair, a `Verdict` in place of the acceptance, or a `Gate` that holds the request until the test opens it.
+"""
+
+import queue
+import threading
+from dataclasses import dataclass, field
+
+from rtk.cache.key import unpack
+from rtk.schedule.messages import Abort, Finish, Flush, Flushed, GetStats, NewRequest, Output, Stats, Verdict
+
+WAIT_S = 10
+STOP = Finish(reason="stop", matched=2)
+LENGTH = Finish(reason="length")
+
+
+@dataclass(eq=False)
+class Gate:
+    """Holds requests back. Tests open it through `FakeScheduler.open`."""
+
+    opened: bool = False
+
+
+@dataclass(eq=False)
+class _Running:
+    rid: str
+    steps: object
+    gate: Gate = field(default_factory=lambda: Gate(opened=True))
+
+
+def refusal(new, status=400, code="refused", problem="no", where="prompt"):
+    return Verdict(rid=new.rid, accepted=False, code=code, problem=problem, field=where, status=status)
+
+
+def saying(*ids, finish=LENGTH, bundle=1):
+    """A script: these tokens, `bundle` of them in a message, whatever was asked."""
+
+    def script(new):
+        for i in range(0, len(ids), bundle):
+            yield tuple(ids[i : i + bundle])
+        yield finish
+
+    return script
+
+
+def model(tokenizer, ids, end_tokens=frozenset({2})):
+    """A script that ends where the scheduler would: stop tokens, stop strings, length. It repeats `ids`."""
+
+    def script(new):
+        params = new.params
+        match_stop = tokenizer.match_stop(params, new.tokens) if params.stop else lambda token: None
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_tokens)
+        limit = 64 if params.max_new_tokens is None else params.max_new_tokens
+        if not limit:
+            yield LENGTH
+        for count in range(1, limit + 1):
+            token = ids[(count - 1) % len(ids)]
+            matched = match_stop(token)
+            if token in stops and count >= params.min_new_tokens:
+                yield (token,), Finish(reason="stop", matched=token)
+            elif matched is not None:
+                yield (token,), Finish(reason="stop", matched=matched)
+            elif count == limit:
+                yield (token,), LENGTH
+            else:
+                yield (token,)
+
+    return script
+
+
+class FakeScheduler:
+    """Speaks the scheduler's messages, in a thread of its own. Requests advance one step a round, in turn."""
+
+    def __init__(self, script):
+        self.script = script
+        self.deliver = None
+        self.healthy = True
+        self.received = []
+        self._changed = threading.Condition()
+        self._inbox = queue.SimpleQueue()
+        self._running = {}
+        self._thread = threading.Thread(target=self._run, name="fake-scheduler", daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._inbox.put(None)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def send(self, message):
+        self._inbox.put(message)
+
+    def open(self, gate):
+        self._inbox.put(gate)
+
+    def wait_for(self, condition):
+        """Until `condition(self)` holds; it is asked after every message."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), WAIT_S), "nothing of the kind happened"
+
+    def of(self, kind):
+        """What was received of one kind of message."""
+        return [message for message in list(self.received) if isinstance(message, kind)]
+
+    def prompts(self):
+        return [unpack(new.tokens) for new in self.of(NewRequest)]
+
+    @property
+    def running(self):
+        return len(self._running)
+
+    def _run(self):
+        while (messages := self._collect()) is not None:
+            out = [answer for message in messages for answer in self._take(message)]
+            for request in [r for r in self._running.values() if r.gate.opened]:
+                out += self._advance(request)
+            if out:
+                self.deliver(out)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _collect(self):
+        messages = []
+        block = not any(request.gate.opened for request in self._running.values())
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return messages
+            if message is None:
+                return None
+            messages.append(message)
+            block = False
+
+    def _take(self, message):
+        self.received.append(message)
+        match message:
+            case NewRequest():
+                assert message.rid not in self._running, "the sender picks ids that are not in use"
+                self._running[message.rid] = _Running(message.rid, self._answers(message))
+            case Abort(rid):
+                if self._running.pop(rid, None):
+                    yield Output(rid=rid, tokens=(), finish=Finish(reason="abort"))
+            case Flush(number):
+                busy = f"{self.running} requests are running or waiting"
+                yield Flushed(id=number, problem=busy) if self._running else Flushed(id=number, freed=7)
+            case GetStats(number):
+                yield Stats(number, {"running": self.running})
+            case Gate():
+                message.opened = True
+
+    def _answers(self, new):
+        """The script's steps as messages."""
+        cached = min(2, len(new.tokens) // 4 - 1)
+        for i, step in enumerate(self.script(new)):
+            if i == 0 and not isinstance(step, Verdict):
+                yield Verdict(rid=new.rid, accepted=True)
+            match step:
+                case Finish():
+                    yield Output(rid=new.rid, tokens=(), cached_tokens=cached, finish=step)
+                case (tuple() as tokens, Finish() as finish):
+                    yield Output(rid=new.rid, tokens=tokens, cached_tokens=cached, finish=finish)
+                case tuple():
+                    yield Output(rid=new.rid, tokens=step, cached_tokens=cached)
+                case _:
+                    yield step
+
+    def _advance(self, request):
+        answer = next(request.steps)
+        if isinstance(answer, Gate):
+            request.gate = answer
+            return []
+        if (isinstance(answer, Verdict) and not answer.accepted) or (isinstance(answer, Output) and answer.finish):
+            del self._running[request.rid]
+        return [answer]

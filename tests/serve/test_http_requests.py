@@ -1,0 +1,196 @@
+"""What may come in: bodies that are none, fields that do not work yet, fields that nobody knows."""
+
+import json
+
+import pytest
+from fake_scheduler import saying
+from http_harness import InProcess, error_of
+from tiny_tokenizer import byte_level, ids_of
+
+from rtk.serve.http.fields import FIELDS, IGNORED_HEADER, Kind
+
+TOKENIZER = byte_level()
+(A,) = ids_of(TOKENIZER, "a")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/generate", "/abort")
+
+
+@pytest.fixture(scope="module")
+def http():
+    with InProcess(saying(A), tokenizer=TOKENIZER, settings={"max_body_bytes": 200_000}) as http:
+        yield http
+
+
+def body_for(path, **more):
+    prompt = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+        "/generate": {"text": "x"},
+    }
+    return {**prompt[path], **more}
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("content", "status", "text"),
+    [
+        (b"", 400, "no JSON"), (b"prompt=x", 400, "no JSON"), (b'{"prompt": "x"', 400, "no JSON"),
+        (b'{"prompt": "x"} {}', 400, "no JSON"), (b"[]", 400, "must be a JSON object"), (b'"x"', 400, "JSON object"),
+        (b"null", 400, "JSON object"), (b'{"prompt": "\xff"}', 400, "no UTF-8: byte 0xff at 12"),
+        (b"\xef\xbb\xbf{}", 400, "no JSON"), ('{"prompt": "x"}'.encode("utf-16"), 400, "no UTF-8"),
+        (b'{"temperature": NaN}', 400, "NaN is no JSON number"),
+        (b'{"temperature": -Infinity}', 400, "-Infinity is no JSON number"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "no JSON"), (b'{"a":' * DEEP, 413, "exceeds 200000 bytes"),
+        (b"[" * DEEP, 400, "nested too deeply"),
+        (b'{"a":' + b"[" * DEEP + b"]" * (DEEP - 10), 400, "nested too deeply"),
+        (b" " * 200_001, 413, "exceeds 200000 bytes"),
+    ],
+    ids=lambda value: repr(value[:16]) if isinstance(value, bytes) else "",
+)  # fmt: skip
+def test_bodies_that_are_none(http, path, content, status, text):
+    error = error_of(http.post(path, content=content), status)
+    assert text in error["message"]
+    assert error["code"] in ("invalid_body", "body_too_large")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_numbers_that_overflow_to_infinity(http, path):
+    if path != "/abort":
+        where = b'"sampling_params": {"temperature": 1e999}' if path == "/generate" else b'"temperature": 1e999'
+        content = json.dumps(body_for(path)).encode()[:-1] + b", " + where + b"}"
+        assert "temperature = inf" in error_of(http.post(path, content=content))["message"]
+
+
+@pytest.mark.parametrize("field", ["temperature", "stop", "seed", "stream", "rid", "foo"])
+def test_values_nested_deeply_but_not_too_deeply(http, field):
+    nested = "[" * 600 + "]" * 600
+    content = json.dumps(body_for("/v1/completions"))[:-1] + f', "{field}": {nested}}}'
+    response = http.post("/v1/completions", content=content.encode())
+    assert response.status_code == (200 if field == "foo" else 400)
+    assert len(response.text) < 400 or field == "foo"
+
+
+def test_messages_and_variables_nested_deeply(http):
+    nested = "[" * 600 + "]" * 600
+    for part in (f'"content": {nested}', f'"content": "x", "name": {nested}'):
+        content = f'{{"messages": [{{"role": "user", {part}}}]}}'
+        assert error_of(http.post("/v1/chat/completions", content=content.encode()))["param"].startswith("messages[0].")
+    content = json.dumps(body_for("/v1/chat/completions"))[:-1] + f', "chat_template_kwargs": {{"x": {nested}}}}}'
+    assert http.post("/v1/chat/completions", content=content.encode()).status_code == 200
+
+
+def test_long_values_make_short_messages(http):
+    error = error_of(http.complete(prompt="x", temperature="y" * 100_000))
+    assert len(error["message"]) < 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/generate"), ("PUT", "/v1/completions"), ("POST", "/health")])
+def test_methods_that_are_not_there(http, method, path):
+    response = http.run(http.request(method, path))
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"]
+
+
+def test_paths_that_are_not_there(http):
+    error = error_of(http.get("/v2/completions"), 404)
+    assert (error["code"], error["message"]) == ("unknown_path", "unknown path: GET /v2/completions")
+
+
+def test_a_bug_is_a_500_with_a_traceback_in_the_log_and_nothing_of_it_in_the_body(http, monkeypatch, caplog):
+    def broken(*args):
+        raise KeyError("secret_name")
+
+    monkeypatch.setattr(http.manager, "_reserve", broken)
+    for stream in (False, True):
+        error = error_of(http.complete(prompt="x", stream=stream), 500)
+        assert error == {
+            "message": "the server failed on this request",
+            "type": "server_error",
+            "param": None,
+            "code": "internal_error",
+        }
+    assert caplog.text.count("Traceback") == 2
+    assert "secret_name" in caplog.text
+
+
+# --- fields that do not work yet --------------------------------------------------------------------------------
+
+ASKS = {
+    "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+    "logit_bias": {"5": 1}, "bad_words": ["x"], "token_ids_logprob": [1], "n": 2, "best_of": 2, "logprobs": True,
+    "top_logprobs": 3, "prompt_logprobs": 0, "echo": True, "suffix": "x", "tools": [{}], "tool_choice": "required",
+    "functions": [{}], "function_call": {"name": "f"}, "response_format": {"type": "json_object"}, "guided_json": {},
+    "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x", "structured_outputs": {}, "json_schema": "{}",
+    "regex": "a", "ebnf": "x", "structural_tag": {}, "lora": "a", "lora_path": "a", "adapter": "a", "priority": 1,
+    "routing_key": "a", "extra_key": "a", "cache_salt": "a", "deadline_ms": 5, "input_embeds": [[0.5]],
+    "use_beam_search": True, "modalities": ["text", "audio"], "audio": {}, "logprob_start_len": 0,
+    "skip_special_tokens": False, "chat_template": "x", "reasoning_effort": "low", "add_generation_prompt": False,
+}  # fmt: skip
+
+ASKS_NOTHING = {
+    "min_p": 0, "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
+    "bad_words": [], "token_ids_logprob": [], "n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0,
+    "echo": False, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none",
+    "response_format": {"type": "text"}, "priority": 0, "use_beam_search": False, "modalities": ["text"],
+    "skip_special_tokens": True, "add_generation_prompt": True, "logprob_start_len": -1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+@pytest.mark.parametrize("name", ASKS)
+def test_what_does_not_work_yet_is_refused(http, path, name):
+    error = error_of(http.post(path, body_for(path, **{name: ASKS[name]})))
+    assert error["message"] == f'"{name}" is not supported yet; leave it out'
+    assert (error["param"], error["code"]) == (name, "not_supported")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_what_asks_for_nothing_passes(http, path):
+    later = [field.name for field in FIELDS if field.kind is Kind.LATER]
+    for fields in (ASKS_NOTHING, dict.fromkeys(later)):
+        response = http.post(path, body_for(path, **fields))
+        assert response.status_code == 200
+        assert IGNORED_HEADER not in response.headers
+
+
+def test_true_is_not_one_and_zero_is_not_false(http):
+    for name, value in (("n", True), ("logprobs", 0), ("echo", 0), ("priority", False), ("n", "1"), ("n", 0)):
+        assert error_of(http.complete(prompt="x", **{name: value}))["param"] == name
+
+
+def test_inside_sampling_params_too(http):
+    error = error_of(http.generate(text="x", sampling_params={"regex": "a+"}))
+    assert (error["param"], error["message"][:40]) == (
+        "sampling_params.regex",
+        '"sampling_params.regex" is not supported',
+    )
+
+
+# --- fields that nobody knows -----------------------------------------------------------------------------------
+
+
+def test_names_are_encoded_and_their_number_is_bounded(http):
+    odd = {"a,b": 1, "ü\n": 2, "\ud800": 3, "x" * 5000: 4}
+    header = http.complete(prompt="x", **odd).headers[IGNORED_HEADER]
+    assert header == "a%2Cb,%C3%BC%0A,%3F," + "x" * 64
+    many = {f"field{i}": i for i in range(10_000)}
+    header = http.complete(prompt="x", **many).headers[IGNORED_HEADER]
+    assert header.endswith("field15,...")
+
+
+def test_streams_and_chats_name_them_too(http):
+    assert http.complete(prompt="x", stream=True, foo=1).headers[IGNORED_HEADER] == "foo"
+    assert http.chat(foo=None).headers[IGNORED_HEADER] == "foo"
+    assert http.chat(store=True, metadata={}).headers[IGNORED_HEADER] == "store,metadata"
+
+
+def test_fields_of_another_endpoint_are_unknown_here(http):
+    assert http.chat(prompt="x", text="y").headers[IGNORED_HEADER] == "prompt,text"
+
+
+def test_the_table_names_a_field_once():
+    assert len({field.name for field in FIELDS}) == len(FIELDS)

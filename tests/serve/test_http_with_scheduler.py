@@ -1,0 +1,155 @@
+"""The same server over the real scheduler and a scripted model: both sides mean the same by their messages."""
+
+import asyncio
+import threading
+
+import httpx
+import pytest
+from http_harness import MODEL, error_of, events
+from tiny_tokenizer import IM_END, byte_level, ids_of
+
+from rtk.plugin.testing.harness import Harness
+from rtk.serve.http.app import create_app
+from rtk.serve.protocol import ModelFacts
+from rtk.serve.scheduler_thread import SchedulerThread
+from rtk.serve.tokenizer_manager import TokenizerManager
+
+X15 = (b"\xc3", b"\xa9\xe6", b"\xbc\xa2", b"\xf0\x9f", b"\xa7", b"\x8a")
+PROMPT = 4
+
+
+class Real:
+    """A server whose model says `pieces` after any prompt of `PROMPT` tokens, over and over."""
+
+    def __init__(self, *pieces, end=True):
+        self.tokenizer = byte_level(*(p.encode() if isinstance(p, str) else p for p in pieces))
+        self.ids = ids_of(self.tokenizer, *pieces) + [IM_END] * end
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.go.set()
+        harness = Harness(
+            script=self._next,
+            context_length=128,
+            end_tokens=frozenset({IM_END}),
+            match_stop=self.tokenizer.match_stop,
+        )
+        self._thread = SchedulerThread(harness.scheduler, lambda messages: self.manager.deliver(messages))
+        facts = ModelFacts(served_name=MODEL, vocab_size=self.tokenizer.size, context_length=128)
+        healthy = lambda: self._thread.healthy  # noqa: E731
+        self.manager = TokenizerManager(self.tokenizer, self._thread.send, facts, healthy=healthy)
+        self.app = create_app(self.manager)
+
+    def _next(self, history):
+        self.entered.set()
+        assert self.go.wait(10)
+        return self.ids[(len(history) - PROMPT) % len(self.ids)]
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self.go.set()
+        self._thread.stop()
+        assert self._thread.failure is None
+
+    async def post(self, path, **body):
+        prompt = {"text": "abcd"} if path == "/generate" else {"prompt": "abcd", "temperature": 0}
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
+            return await client.post(path, json={**prompt, **body}, timeout=20)
+
+    async def stats(self):
+        return await self.manager.stats()
+
+
+def run(server, test):
+    with server:
+        return asyncio.run(asyncio.wait_for(test(server), 20))
+
+
+async def both_ways(server, **body):
+    """Text and reason, the same streamed and not."""
+    choice = (await server.post("/v1/completions", **body)).json()["choices"][0]
+    *chunks, done = events(await server.post("/v1/completions", **body, stream=True))
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    return choice["text"], choice["finish_reason"]
+
+
+def test_characters_and_stops():
+    async def test(server):
+        assert await both_ways(server) == ("é漢🧊", "stop")
+        assert await both_ways(server, max_tokens=4) == ("é漢\ufffd", "length")
+        assert await both_ways(server, stop="漢") == ("é", "stop")
+        assert await both_ways(server, stop_token_ids=[server.ids[2]]) == ("é\ufffd", "stop")
+        assert await both_ways(server, ignore_eos=True, max_tokens=10) == ("é漢🧊é漢", "length")
+        answer = (await server.post("/generate", sampling_params={"stop": ["x", "漢"]})).json()
+        assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": "漢"}
+        assert answer["meta_info"]["cached_tokens"] == PROMPT - 1
+
+    run(Real(*X15), test)
+
+
+def test_a_stop_string_over_several_tokens():
+    async def test(server):
+        assert await both_ways(server, stop=["\n\nUser:"]) == ("Hello", "stop")
+        assert await both_ways(server, stop=["\n\nUser: x"], max_tokens=5) == ("Hello\n\nUser: hi", "length")
+        text, reason = await both_ways(server, stop=["\n\nUser:"], min_tokens=6, max_tokens=60)
+        assert (text, reason) == ("Hello\n\nUser: hiHello", "stop")
+
+    run(Real("Hello", "\n", "\nUs", "er", ": hi", end=False), test)
+
+
+@pytest.mark.parametrize("length", [127, 128, 129])
+def test_prompts_at_the_limit(length):
+    async def test(server):
+        answer = await server.post("/v1/completions", prompt=[100] * length)
+        if length == 127:
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+            assert answer.json()["usage"]["completion_tokens"] == 1
+        else:
+            error = error_of(answer)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+            assert str(length) in error["message"]
+            assert "128" in error["message"]
+
+    run(Real("a", end=False), test)
+
+
+def test_prefill_only():
+    async def test(server):
+        answer = (await server.post("/generate", sampling_params={"max_new_tokens": 0})).json()
+        assert (answer["text"], answer["meta_info"]["finish_reason"]) == ("", {"type": "length", "length": 0})
+
+    run(Real("a"), test)
+
+
+def test_an_aborted_request_gives_everything_back():
+    async def test(server):
+        server.go.clear()
+        task = asyncio.create_task(server.post("/generate", rid="r", sampling_params={"max_new_tokens": 50}))
+        assert await asyncio.to_thread(server.entered.wait, 10)
+        assert server.manager.abort("r")
+        server.go.set()
+        assert (await task).json()["meta_info"]["finish_reason"]["type"] == "abort"
+        again = await server.post("/generate", rid="r", sampling_params={"max_new_tokens": 5})
+        assert again.json()["text"] == "aaaaa"
+        stats = await server.stats()
+        assert (stats["running"], stats["waiting"], stats["held"]) == (0, 0, 0)
+        assert (await server.post("/flush_cache")).json()["freed_tokens"] > 0
+
+    run(Real("a", end=False), test)
+
+
+def test_the_engines_end_is_an_error_for_who_waits():
+    async def test(server):
+        server.go.clear()
+        task = asyncio.create_task(server.post("/v1/completions", stop="zz"))
+        assert await asyncio.to_thread(server.entered.wait, 10)
+        stopping = asyncio.create_task(asyncio.to_thread(server._thread.stop))
+        server.go.set()
+        await stopping
+        assert error_of(await task, 500)["message"] == "the engine shut down"
+        assert error_of(await server.post("/v1/completions"), 503)["code"] == "engine_stopped"
+
+    run(Real("a", end=False), test)
