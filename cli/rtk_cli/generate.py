@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rtk_cli.bars import transfer_bars
 from rtk_cli.options import with_config
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    with Engine(loaded.config) as engine:
+    with Engine(loaded.config, fetching=transfer_bars) as engine:
         for chunk in engine.stream(prompt, params, chat=chat):
             typer.echo(chunk.text, nl=False)
     typer.echo()

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from rtk_cli.bars import transfer_bars
 from rtk_cli.options import with_config
 
 if TYPE_CHECKING:
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 @with_config()
 def serve(loaded: "LoadedConfig") -> None:
     """Serve a model over HTTP."""
+    import logging
+
     from rtk.serve.launch import serve as run
 
-    run(loaded)
+    logging.getLogger("rtk").setLevel(logging.INFO)
+    run(loaded, transfer_bars)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar, cast, overload
 from rtk.config.load import config_from
 from rtk.config.models import Config
 from rtk.schedule.messages import Finish
-from rtk.serve.runtime import Runtime, start
+from rtk.serve.runtime import Fetching, Runtime, quietly, start
 from rtk.serve.tokenizer_manager import Chat, Delta, GenerateRequest
 
 T = TypeVar("T")
@@ -37,14 +37,20 @@ class Engine:
     differs between the two.
     """
 
-    def __init__(self, config: Config | Mapping[str, Any] | None = None, *, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | None = None,
+        *,
+        fetching: Fetching = quietly,
+        runtime: Runtime | None = None,
+    ) -> None:
         """`config` may be nested or dotted keys of the configuration tree: `Engine({"cache.page_size": 16})`.
 
-        Fetches the model where it is missing. A given `runtime` is used instead of starting one, and closed with the
-        engine. Raises `RtkError`.
+        Fetches the model where it is missing, which `fetching` may show. A given `runtime` is used instead of starting
+        one, and closed with the engine. Raises `RtkError`.
         """
         if runtime is None:
-            runtime = start(config if isinstance(config, Config) else config_from(config or {}))
+            runtime = start(config if isinstance(config, Config) else config_from(config or {}), fetching)
         self._runtime = runtime
         self._manager = runtime.manager
         self._loop = asyncio.new_event_loop()

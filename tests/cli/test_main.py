@@ -171,7 +171,7 @@ def test_a_bad_value_is_an_expected_failure(command: list[str]) -> None:
 
 def test_serve_hands_over_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served = []
-    monkeypatch.setitem(sys.modules, "rtk.serve.launch", type("launch", (), {"serve": served.append}))
+    monkeypatch.setitem(sys.modules, "rtk.serve.launch", type("launch", (), {"serve": lambda loaded, fetching: served.append(loaded)}))
     assert run("serve", "--port", "0", "--set", "eviction.slru.protect-after-hits=4", "--eviction", "slru")[0] == 0
     (loaded,) = served
     assert loaded.config.serve.port == 0
@@ -182,7 +182,7 @@ def test_generate_prints_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     class Engine:
-        def __init__(self, config: Config) -> None:
+        def __init__(self, config: Config, *, fetching: object) -> None:
             calls.append(config.cache.page_size)
 
         def __enter__(self) -> "Engine":
@@ -207,7 +207,7 @@ def test_generate_can_be_told_how_to_wrap(monkeypatch: pytest.MonkeyPatch, flag:
     told = []
 
     class Engine:
-        def __init__(self, config: Config) -> None: ...
+        def __init__(self, config: Config, *, fetching: object) -> None: ...
 
         def __enter__(self) -> "Engine":
             return self

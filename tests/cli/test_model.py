@@ -62,9 +62,10 @@ def test_fetch_prints_the_folder(monkeypatch, tmp_path):
         return tmp_path / "here"
 
     monkeypatch.setattr(store, "fetch", fetch)
+    monkeypatch.delenv("RTK_MODEL__CACHE_DIR", raising=False)
     assert run("fetch") == (0, f"{tmp_path / 'here'}\n", "")
     assert run("fetch", "x", "--cache-dir", tmp_path)[0] == 0
-    assert seen == [(DEFAULT_MODEL, None), ("x", tmp_path)]
+    assert seen == [(DEFAULT_MODEL, store.default_cache_dir()), ("x", tmp_path)]
 
 
 def test_failures_are_one_line(tmp_path):

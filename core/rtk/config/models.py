@@ -170,6 +170,9 @@ class ServeConfig(Section):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free one")
     max_body_bytes: int = Field(default=16 * MIB, ge=1, description="largest request body")
     max_batch: int = Field(default=128, ge=1, description="prompts in one request")
+    strict_fields: bool = Field(
+        default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
+    )
 
 
 class Config(Section):

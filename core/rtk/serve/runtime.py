@@ -3,6 +3,8 @@
 import logging
 import random
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rtk.config.models import Config
@@ -18,6 +20,14 @@ from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_d
 
 log = logging.getLogger(__name__)
 
+Fetching = Callable[[], AbstractContextManager[Progress]]
+"""Entered while a model is brought here; gives whoever shows the progress."""
+
+
+def quietly() -> AbstractContextManager[Progress]:
+    """Show nothing."""
+    return nullcontext(silent)
+
 
 class Runtime:
     """A running engine. `manager` is the way in; `close` ends it."""
@@ -30,7 +40,7 @@ class Runtime:
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=tokenizer.size,
             context_length=computing.limits.context_length,
-            default_sampling=sampling_defaults(computing.sampling),
+            default_sampling=sampling_defaults(computing.generation_config),
         )
         self._thread = SchedulerThread(_scheduler(config, computing, tokenizer), self._deliver)
         self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
@@ -44,7 +54,7 @@ class Runtime:
         self._thread.stop()
 
 
-def start(config: Config, *, progress: Progress = silent) -> Runtime:
+def start(config: Config, fetching: Fetching = quietly) -> Runtime:
     """Find the model (fetching it where it is missing), load it, and start serving requests in this process.
 
     Raises `RtkError` where something is missing or does not fit.
@@ -52,7 +62,8 @@ def start(config: Config, *, progress: Progress = silent) -> Runtime:
     from rtk.model.computing import load
     from rtk.model.store import resolve_model
 
-    folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
+    with fetching() as progress:
+        folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
     tokenizer = Tokenizer.load(folder)
     computing = load(config, installed(), folder, tokenizer.size)
     log.info(computing.summary)

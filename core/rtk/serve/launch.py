@@ -1,0 +1,82 @@
+"""`rtk serve`: binds the port, starts the engine, and serves HTTP until it is told to stop."""
+
+import importlib.metadata
+import logging
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from rtk.config.load import LoadedConfig
+from rtk.config.models import Config, ServeConfig
+from rtk.errors import ConfigError
+from rtk.serve.runtime import Fetching, Runtime, quietly, start
+
+if TYPE_CHECKING:
+    import uvicorn
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5
+"""How long open connections may take to end after a signal."""
+
+
+def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
+    """Serve until SIGINT or SIGTERM. Raises `RtkError` where the engine cannot start.
+
+    The port is taken first: an occupied one is told before a model is loaded.
+    """
+    config = loaded.config
+    with _listen(config.serve) as listener:
+        runtime = start(config, fetching)
+        signal.signal(signal.SIGTERM, _exit)  # uvicorn ends first, then raises the signal again
+        try:
+            _server(runtime, listener).run(sockets=[listener])
+        finally:
+            runtime.close()
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"serve.host = {config.host!r}, serve.port = {config.port}: cannot listen there: {reason}; "
+            "choose another --port, or --port 0 for any free one"
+        ) from error
+    return listener
+
+
+def _server(runtime: Runtime, listener: socket.socket) -> "uvicorn.Server":
+    import uvicorn
+
+    from rtk.serve.http.app import create_app
+    from rtk.serve.http.endpoints import HttpSettings
+
+    config = runtime.config
+    settings = HttpSettings(
+        max_body_bytes=config.serve.max_body_bytes,
+        max_batch=config.serve.max_batch,
+        strict_fields=config.serve.strict_fields,
+    )
+    app = create_app(runtime.manager, settings, info=_info(config))
+    host, port = listener.getsockname()[:2]
+    log.info(
+        "ready on http://%s:%d as %r", f"[{host}]" if ":" in host else host, port, runtime.manager.facts.served_name
+    )
+    return uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S))
+
+
+def _info(config: Config) -> dict[str, Any]:
+    return {
+        "version": importlib.metadata.version("rtk-inference"),
+        "config": config.model_dump(mode="json", by_alias=True),
+    }
