@@ -1,0 +1,119 @@
+"""The computing side of an engine: from a model folder to an executor and the sizes that the scheduler works with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rtk.config.models import Config
+from rtk.errors import ConfigError
+from rtk.plugin.registry import Registry
+from rtk.schedule.budget import Limits
+from rtk.schedule.executor import Executor
+
+if TYPE_CHECKING:
+    from rtk.model.loader import LoadedModel, ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """An executor, and what the scheduler and the front end must know of the model behind it."""
+
+    executor: Executor
+    limits: Limits
+    end_tokens: frozenset[int]
+    generation_config: Mapping[str, Any]
+    """The model authors' defaults for requests that say nothing."""
+    summary: str
+    """One line: model, sizes, and how the pool's size came about."""
+
+
+def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> Computing:
+    """Load the model, ask it and the attention backend what they need, and allocate the pool.
+
+    `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
+    """
+    from rtk.cache.pool import KVPool
+    from rtk.model.inline_executor import InlineExecutor
+    from rtk.model.loader import load_model
+    from rtk.model.memory import free_bytes, pool_size
+    from rtk.model.probe import check_backend, probe
+    from rtk.model.runner import ModelRunner
+
+    device = _device(config)
+    loaded = load_model(
+        folder, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
+    )
+    context_length = _context_length(config, loaded.facts)
+    entry = registry.get("attention", config.attention.backend)
+    backend = entry.build(config.attention.options())
+    needs = probe(loaded)
+    page_size = config.cache.page_size
+    check_backend(entry.plugin.name, backend.capabilities, needs, loaded.device, page_size)
+    layout = backend.layout(needs.shape, page_size, needs.dtype)
+    size = pool_size(
+        free=free_bytes(loaded.device),
+        device=loaded.device.type,
+        mem_fraction=config.cache.mem_fraction,
+        pool_tokens=config.cache.pool_tokens,
+        bytes_per_slot=layout.bytes_per_slot,
+        page_size=page_size,
+        max_running=config.schedule.max_running,
+        context_length=context_length,
+    )
+    limits = Limits(
+        context_length=context_length,
+        pool_tokens=size.slots,
+        page_size=page_size,
+        max_running=config.schedule.max_running,
+        max_prefill_tokens=config.schedule.max_prefill_tokens,
+    )
+    runner = ModelRunner(
+        loaded,
+        backend,
+        KVPool(layout, size.slots, loaded.device),
+        rows=limits.max_running + 1,
+        context_length=context_length,
+    )
+    return Computing(
+        executor=InlineExecutor(runner, min(vocab_size, loaded.facts.vocab_size)),
+        limits=limits,
+        end_tokens=frozenset(loaded.facts.end_tokens),
+        generation_config=loaded.facts.generation_config,
+        summary=_summary(folder, loaded, entry.plugin.name, limits, size.reason),
+    )
+
+
+def _device(config: Config) -> str:
+    """The torch device that `model.device` means here; also sets the number of CPU threads."""
+    import torch
+
+    if config.model.threads is not None:
+        torch.set_num_threads(config.model.threads)
+    wanted = config.model.device
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"model.device = {wanted!r}: torch finds no CUDA device here; choose cpu or auto")
+    return wanted
+
+
+def _context_length(config: Config, facts: "ModelFacts") -> int:
+    wanted, own = config.model.context_length, facts.context_length
+    length = own if wanted is None else wanted
+    if length is None:
+        raise ConfigError("the model's files name no context length; set model.context_length")
+    if own is not None and length > own:
+        raise ConfigError(
+            f"model.context_length = {length}: the model was made for at most {own} tokens; choose that or fewer"
+        )
+    return length
+
+
+def _summary(folder: Path, loaded: "LoadedModel", backend: str, limits: Limits, reason: str) -> str:
+    facts = loaded.facts
+    return (
+        f"{folder.name}: {facts.kind}, {facts.dtype} on {loaded.device}, {facts.parameter_bytes / 2**20:,.0f} MiB; "
+        f"attention {backend}; up to {limits.max_running} requests of {limits.context_length:,} tokens; "
+        f"KV pool {limits.pool_tokens:,} tokens: {reason}"
+    )
