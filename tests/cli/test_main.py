@@ -171,7 +171,9 @@ def test_a_bad_value_is_an_expected_failure(command: list[str]) -> None:
 
 def test_serve_hands_over_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served = []
-    monkeypatch.setitem(sys.modules, "rtk.serve.launch", type("launch", (), {"serve": lambda loaded, fetching: served.append(loaded)}))
+    monkeypatch.setitem(
+        sys.modules, "rtk.serve.launch", type("launch", (), {"serve": lambda loaded, fetching: served.append(loaded)})
+    )
     assert run("serve", "--port", "0", "--set", "eviction.slru.protect-after-hits=4", "--eviction", "slru")[0] == 0
     (loaded,) = served
     assert loaded.config.serve.port == 0

@@ -34,6 +34,7 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
     """
     from rtk.cache.pool import KVPool
+    from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
     from rtk.model.loader import load_model
     from rtk.model.memory import free_bytes, pool_size
@@ -48,6 +49,7 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     entry = registry.get("attention", config.attention.backend)
     backend = entry.build(config.attention.options())
     needs = probe(loaded)
+    fuse_layers(loaded)
     page_size = config.cache.page_size
     check_backend(entry.plugin.name, backend.capabilities, needs, loaded.device, page_size)
     layout = backend.layout(needs.shape, page_size, needs.dtype)

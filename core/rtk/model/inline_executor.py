@@ -1,0 +1,49 @@
+"""Computes steps in the caller's thread, at launch."""
+
+from rtk.model.runner import ModelRunner
+from rtk.model.sampler import sample
+from rtk.schedule.batch import SampleInputs, StepPlan, StepResult
+
+
+class InlineExecutor:
+    """The simplest executor: a step is done when `launch` returns."""
+
+    def __init__(self, runner: ModelRunner, vocab_size: int) -> None:
+        """`vocab_size` is the tokenizer's: ids from there up are never sampled."""
+        self._runner = runner
+        self._vocab_size = vocab_size
+
+    def launch(self, plan: StepPlan) -> "InlineStep":
+        """Run the model. What it raises is raised by the step's `result`."""
+        return InlineStep(self._runner, plan, self._vocab_size)
+
+    def stats(self) -> dict[str, int]:
+        """Forwards, and query rows counted inside attention."""
+        return {
+            "forwards": self._runner.stats.forwards,
+            "attention_query_rows": self._runner.stats.query_rows,
+        }
+
+
+class InlineStep:
+    """A step that was computed."""
+
+    def __init__(self, runner: ModelRunner, plan: StepPlan, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._result = StepResult(tokens=())
+        self._failure: Exception | None = None
+        try:
+            self._logits = runner.logits(plan)
+        except Exception as error:  # noqa: BLE001 - handed on by `result`, where the caller expects it
+            self._failure = error
+
+    def sample(self, inputs: SampleInputs) -> None:
+        """Sample the rows that sample; nothing after a failure."""
+        if self._failure is None:
+            self._result = sample(self._logits, inputs, self._vocab_size)
+
+    def result(self) -> StepResult:
+        """The step's tokens. Raises what the model or the backend raised."""
+        if self._failure is not None:
+            raise self._failure
+        return self._result

@@ -1,0 +1,223 @@
+"""Loads a causal language model from a local folder through transformers, or says why it cannot be served."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rtk.errors import ConfigError, ModelError
+from rtk.model.bridge import IMPLEMENTATION, register
+from rtk.model.threads import one_thread
+from rtk.plugin.attention import DTYPE_BYTES
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""What a layer may be: all it keeps of a sequence is K/V by position."""
+BATCH_DEPENDENT_ROPE = {
+    "dynamic": "it picks its frequencies by the longest sequence of the whole batch",
+    "longrope": "it picks its frequencies by the longest sequence of the whole batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's files say about it."""
+
+    kind: str
+    """`model_type` of config.json."""
+    vocab_size: int
+    """Width of the logits; may exceed what the tokenizer knows."""
+    context_length: int | None
+    """Longest sequence the model was made for; None where config.json does not say."""
+    bos_token: int | None
+    end_tokens: tuple[int, ...]
+    """Tokens that end a text, ascending."""
+    generation_config: Mapping[str, Any]
+    """generation_config.json as its authors wrote it, without nulls; empty where there is none."""
+    dtype: str
+    parameter_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in evaluation mode whose attention goes through the bridge."""
+
+    model: Any
+    """A transformers `PreTrainedModel`."""
+    facts: ModelFacts
+    device: torch.device
+
+
+@one_thread()
+def load_model(
+    folder: Path, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+) -> LoadedModel:
+    """Load safetensors weights. `auto` is float32 on a CPU and the checkpoint's own type elsewhere.
+
+    Raises `ModelError` where something is missing or broken, or where the model is of a kind that paged attention
+    cannot serve correctly. Half types are two to four times slower than float32 on a CPU without units for them.
+    """
+    wanted = _dtype(dtype, device)
+    _check_folder(folder)
+    with _one_line(folder), _quiet():
+        config = _read_config(folder, trust_remote_code)
+        refuse_unservable(config)
+        model = _read_weights(folder, config, wanted, trust_remote_code)
+    model = model.to(device).eval().requires_grad_(False)
+    return LoadedModel(model, _facts(folder, model), torch.device(device))
+
+
+def _dtype(name: str, device: str) -> torch.dtype | str:
+    if name == "auto":
+        return torch.float32 if device == "cpu" else "auto"
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"unknown dtype {name!r}; choose auto, {', '.join(DTYPE_BYTES)}")
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no model: there is no config.json in it; see 'rtk model'")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} holds no *.safetensors file; other weight formats are not loaded")
+
+
+@contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    """What goes wrong inside transformers is the model's fault: one line, with the first line of theirs."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{folder} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or "no reason given"
+    if "trust_remote_code" in text:
+        return "it needs Python code that comes with it; set model.trust_remote_code to run that code"
+    if IMPLEMENTATION in text:
+        return "its attention cannot be replaced through transformers' attention interface"
+    return f"{type(error).__name__}: {text.splitlines()[0]}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar of transformers' on the terminal."""
+    from transformers.utils import logging as library_logging
+
+    logging: Any = library_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _read_config(folder: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=register(),
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+    )
+    model, found = loaded
+    missing = sorted(found["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{folder} is incomplete: its files hold no weight {missing[0]!r}{more}; fetch it again")
+    return model
+
+
+def refuse_unservable(config: Any) -> None:
+    """Raises `ModelError` with the reason where K/V by position is not all that a model keeps of a sequence.
+
+    Judges by the configuration; what only shows when the model runs is for `rtk.model.probe`.
+    """
+    text = config.get_text_config(decoder=True)
+    for reason in (_no_decoder(config), _other_layers(text), _batch_dependent_rope(text), _stateful(config)):
+        if reason:
+            raise ModelError(f"model type {config.model_type!r} cannot be served: {reason}")
+
+
+def _no_decoder(config: Any) -> str | None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.is_encoder_decoder:
+        return "it has an encoder; rtk serves decoder-only models"
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not hasattr(config, "auto_map"):
+        return "transformers has no causal language model of that type"
+    return None
+
+
+def _other_layers(config: Any) -> str | None:
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
+    if other:
+        return f"it has {', '.join(other)} layers; rtk pages the K/V of {' and '.join(sorted(LAYER_TYPES))} layers only"
+    return None
+
+
+def _batch_dependent_rope(config: Any) -> str | None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):
+        kind = parameters.get("rope_type") if isinstance(parameters, dict) else None
+        if kind in BATCH_DEPENDENT_ROPE:
+            return (
+                f"rope type {kind!r} is not the same for a request alone and in a batch: {BATCH_DEPENDENT_ROPE[kind]}"
+            )
+    return None
+
+
+def _stateful(config: Any) -> str | None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False):
+        return "it keeps a recurrent state beside K/V"
+    return None
+
+
+def _facts(folder: Path, model: Any) -> ModelFacts:
+    config = model.config.get_text_config(decoder=True)
+    defaults = _generation_config(folder)
+    ends = defaults.get("eos_token_id", config.eos_token_id)
+    return ModelFacts(
+        kind=model.config.model_type,
+        vocab_size=config.vocab_size,
+        context_length=getattr(config, "max_position_embeddings", None),
+        bos_token=defaults.get("bos_token_id", config.bos_token_id),
+        end_tokens=tuple(sorted({ends} if isinstance(ends, int) else set(ends or ()))),
+        generation_config=defaults,
+        dtype=str(model.dtype).removeprefix("torch."),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+    )
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    """As the file says, without the values that transformers fills in for what is not there."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{path} holds no JSON object: {error}") from error
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,137 @@
+"""Runs the model on a step: tables in, logits of the sampling rows out. Called from one thread only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rtk.cache.pool import KVPool
+from rtk.errors import ModelError
+from rtk.model.bridge import flat_logits
+from rtk.model.loader import LoadedModel
+from rtk.model.threads import one_thread
+from rtk.plugin import AttentionBackend, BatchView, LayerCall, Workspace
+from rtk.schedule.batch import StepPlan
+
+
+@dataclass(slots=True)
+class RunnerStats:
+    """What was computed since the start."""
+
+    forwards: int = 0
+    query_rows: int = 0
+    """Queries that attention computed, counted where it happens, in one layer."""
+
+
+class ModelRunner:
+    """Owns the worker's slot table: what every position of every running request has for a slot."""
+
+    @one_thread()
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        backend: AttentionBackend,
+        pool: KVPool,
+        *,
+        rows: int,
+        context_length: int,
+    ) -> None:
+        """`rows` requests of at most `context_length` tokens run at once; their table takes four bytes a position."""
+        self.stats = RunnerStats()
+        self._loaded = loaded
+        self._backend = backend
+        self._pool = pool
+        self._workspace = Workspace(loaded.device)
+        self._table = torch.zeros(rows, context_length, dtype=torch.int32, device=loaded.device)
+        self._verified = False
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Compute a step: float32 logits [sum of the rows' samples, vocab], row by row. K/V is in the pool afterwards.
+
+        One forward of T tokens, and O(sum of kv_lens) for attention. Raises what model and backend raise.
+        """
+        for write in plan.writes:
+            self._table[write.req_row, write.start : write.start + len(write.slots)] = self._tensor(write.slots)
+        step = _Step(self._backend, self._pool, self._view(plan), self._workspace)
+        tokens, positions, keep = (
+            self._tensor(a.astype(np.int64)) for a in (plan.tokens, _positions(plan), _sampling(plan))
+        )
+        logits = flat_logits(self._loaded.model, step, tokens, positions, keep)
+        if not self._verified:
+            self._verify(step)
+        self.stats.forwards += 1
+        self.stats.query_rows += step.query_rows
+        return logits
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._loaded.device)
+
+    def _view(self, plan: StepPlan) -> BatchView:
+        """Enter the step's slots into the table, and describe the batch."""
+        req_rows, starts, q_lens, _ = np.array(plan.rows, np.int64).T
+        entries = np.repeat(req_rows, q_lens) * self._table.shape[1] + _positions(plan)
+        slots = self._tensor(plan.slots)
+        self._table.view(-1)[self._tensor(entries)] = slots.to(torch.int32)
+        return BatchView(
+            q_lens=q_lens.astype(np.int32),
+            kv_lens=(starts + q_lens).astype(np.int32),
+            req_rows=req_rows.astype(np.int32),
+            req_to_token=self._table,
+            slots=slots.long(),
+            page_size=self._pool.layout.page_size,
+        )
+
+    def _verify(self, step: "_Step") -> None:
+        """A layer that bypasses attention would compute without its past; the probe's path may differ from this one."""
+        if step.calls != [1] * len(step.calls):
+            raise ModelError(
+                f"model type {self._loaded.facts.kind!r} cannot be served: "
+                f"the attention function was called {sum(step.calls)} times for {len(step.calls)} layers"
+            )
+        self._verified = True
+
+
+class _Step:
+    """Attention of one step, over the pool."""
+
+    def __init__(self, backend: AttentionBackend, pool: KVPool, batch: BatchView, workspace: Workspace) -> None:
+        self.calls = [0] * pool.layout.layers
+        self.query_rows = 0
+        self._backend = backend
+        self._pool = pool
+        self._slots = batch.slots
+        self._plan = backend.plan(batch, workspace)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: LayerCall,
+        extras: Mapping[str, Any],
+    ) -> torch.Tensor:
+        self.calls[call.layer] += 1
+        if call.layer == 0:
+            self.query_rows += len(q)
+        kv = self._pool.layer(call.layer)
+        self._backend.write(kv, k, v, self._slots)
+        return self._backend.forward(q, kv, call, self._plan)
+
+
+def _positions(plan: StepPlan) -> NDArray[np.int64]:
+    """[T] position of every token in its request."""
+    return _ranges([(row.start, row.start + row.q_len) for row in plan.rows])
+
+
+def _sampling(plan: StepPlan) -> NDArray[np.int64]:
+    """Batch indices of the tokens after which something is sampled."""
+    ends = np.cumsum([row.q_len for row in plan.rows])
+    return _ranges([(end - row.samples, end) for end, row in zip(ends.tolist(), plan.rows, strict=True)])
+
+
+def _ranges(bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(*bound, dtype=np.int64) for bound in bounds])

@@ -1,0 +1,375 @@
+"""The contract of attention backends as checks, with a dense float64 oracle; for plugin authors and for rtk itself.
+
+    @pytest.mark.parametrize("check", checks(), ids=str)
+    def test_contract(check):
+        check(MyBackend(MyOptions()))
+
+Every slot that no query may see holds NaN throughout, those of the page of slot 0 included.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rtk.plugin.attention import DTYPE_BYTES, FEATURES, AttentionBackend, BatchView, KVShape, LayerCall, Workspace
+
+TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
+"""Largest difference to the oracle, by type; the outputs are of size 1."""
+
+GQA = KVShape(layers=1, kv_heads=2, head_dim=16, v_head_dim=16, q_heads=6)
+MIXED = ((1, 1), (1, 40), (7, 7), (5, 23), (1, 3), (1, 39), (30, 75), (1, 64))
+"""Rows as (q_len, kv_len): decoding, cold prefill and later chunks, in no order."""
+
+
+class NotApplicable(Exception):  # noqa: N818 - an answer, not a failure
+    """A check does not concern this backend, or not on this machine. Says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One batch for one layer."""
+
+    name: str
+    rows: tuple[tuple[int, int], ...] = MIXED
+    shape: KVShape = GQA
+    page_size: int = 1
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    scattered: bool = True
+    """False: the slots of a row follow one another."""
+    dtype: str | None = None
+    """None: the most precise type that the backend declares."""
+
+    @property
+    def features(self) -> set[str]:
+        """What a backend must declare for this case."""
+        asked = {"sliding_window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+        return {name for name, value in asked.items() if value}
+
+    def visible(self, row: int) -> range:
+        """Positions of a row that at least one of its queries sees."""
+        q_len, kv_len = self.rows[row]
+        first = 0 if self.window is None else max(0, kv_len - q_len - self.window + 1)
+        return range(first, kv_len)
+
+
+CASES = (
+    *(Case(name=f"page {p}", page_size=p) for p in (1, 16, 64)),
+    Case(name="decode only", rows=tuple((1, n) for n in (5, 5, 5, 300, 301, 290, 17, 2, 1))),
+    Case(name="long decode", rows=tuple((1, n) for n in (3000, 2700, 2900, 2800))),
+    Case(name="one row", rows=((1, 50),)),
+    Case(name="one row, slots in order", rows=((1, 50),), scattered=False),
+    Case(name="mixed, slots in order", scattered=False, page_size=16),
+    Case(name="one cold prompt", rows=((40, 40),), page_size=16),
+    Case(name="long chunk", rows=((300, 700), (1, 600))),
+    Case(name="mha", shape=replace(GQA, kv_heads=4, q_heads=4)),
+    Case(name="mqa", shape=replace(GQA, kv_heads=1, q_heads=8)),
+    Case(name="narrow values", shape=replace(GQA, head_dim=24, v_head_dim=16), page_size=16),
+    Case(name="window", window=8),
+    Case(name="window, page 16", window=20, page_size=16),
+    Case(name="window 1", window=1),
+    Case(name="window, long chunk", rows=((600, 900), (1, 600)), window=100),
+    Case(name="softcap", softcap=5.0),
+    Case(name="sinks", sinks=True, page_size=16),
+    Case(name="window, softcap and sinks", window=8, softcap=5.0, sinks=True, page_size=64),
+    *(Case(name=f"in {dtype}", dtype=dtype) for dtype in DTYPE_BYTES),
+)
+
+
+@dataclass(slots=True)
+class Scene:
+    """A case, laid out for one backend: shuffled pages, shuffled table rows, random K/V, NaN wherever nobody looks."""
+
+    backend: AttentionBackend
+    case: Case
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    call: LayerCall = field(init=False)
+    q: list[torch.Tensor] = field(init=False)
+    k: list[torch.Tensor] = field(init=False)
+    v: list[torch.Tensor] = field(init=False)
+    table: torch.Tensor = field(init=False)
+    req_rows: NDArray[np.int32] = field(init=False)
+    slots: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        case, capabilities = self.case, self.backend.capabilities
+        self.device = device_of(self.backend)
+        _require(capabilities.page_sizes is None or case.page_size in capabilities.page_sizes, "that page size")
+        _require(case.features <= capabilities.features, ", ".join(case.features))
+        _require(case.dtype is None or case.dtype in capabilities.dtypes, str(case.dtype))
+        self.dtype = getattr(torch, case.dtype or most_precise(self.backend))
+        seed = zlib.crc32(case.name.encode())
+        random = torch.Generator().manual_seed(seed)
+        shape = case.shape
+        self.q = [self._random(random, q_len, shape.q_heads, shape.head_dim) for q_len, _ in case.rows]
+        self.k = [self._random(random, kv_len, shape.kv_heads, shape.head_dim) for _, kv_len in case.rows]
+        self.v = [self._random(random, kv_len, shape.kv_heads, shape.v_head_dim) for _, kv_len in case.rows]
+        sinks = self._random(random, shape.q_heads) if case.sinks else None
+        self.call = LayerCall(0, shape.head_dim**-0.5, case.window, case.softcap, sinks)
+        self._place(np.random.default_rng(seed))
+
+    def _random(self, generator: torch.Generator, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
+
+    def _place(self, random: np.random.Generator) -> None:
+        """Give every row pages of its own; the page of slot 0 and a few more stay unused."""
+        page, lens = self.case.page_size, [kv_len for _, kv_len in self.case.rows]
+        counts = [-(-n // page) for n in lens]
+        pages = np.arange(1, sum(counts) + 4)
+        if self.case.scattered:
+            pages = random.permutation(pages)
+        self.slots = len(pages) * page
+        self.req_rows = random.permutation(len(lens) + 2)[: len(lens)].astype(np.int32)
+        table = np.zeros((len(lens) + 2, max(lens) + 3), np.int32)
+        for row, n in enumerate(lens):
+            own, pages = pages[: counts[row]], pages[counts[row] :]
+            position = np.arange(n)
+            table[self.req_rows[row], :n] = own[position // page] * page + position % page
+        self.table = torch.from_numpy(table).to(self.device)
+
+    def slots_of(self, row: int, positions: range) -> torch.Tensor:
+        """[len(positions)] int64 slots of one row's positions."""
+        return self.table[int(self.req_rows[row]), positions.start : positions.stop].long()
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The layer's buffers, as the layout wants them, full of NaN."""
+        layout = self.backend.layout(self.case.shape, self.case.page_size, str(self.dtype).removeprefix("torch."))
+        rows = self.slots + self.case.page_size
+        return {
+            b.name: torch.full((rows, *b.shape), torch.nan, dtype=getattr(torch, b.dtype), device=self.device)
+            for b in layout.buffers
+        }
+
+    def run(
+        self,
+        rows: Sequence[int] | None = None,
+        *,
+        spoil: Callable[[Mapping[str, torch.Tensor]], None] = lambda buffers: None,
+        workspace: Workspace | None = None,
+    ) -> list[torch.Tensor]:
+        """Compute the given rows in one batch: outputs [q_len, q_heads, v_head_dim] row by row.
+
+        Earlier chunks are written first. `spoil` may change the buffers between the writes and the attention.
+        """
+        rows = range(len(self.case.rows)) if rows is None else rows
+        buffers = self.buffers()
+        for row in rows:
+            seen, new = self.case.visible(row), self._new(row)
+            self._write(buffers, row, range(seen.start, max(seen.start, new.start)))
+        table = self.table.clone()
+        plan = self.backend.plan(self._view(rows), workspace or Workspace(self.device))
+        k, v = (torch.cat([t[row][self._new(row).start :] for row in rows]) for t in (self.k, self.v))
+        self.backend.write(buffers, k, v, torch.cat([self.slots_of(row, self._new(row)) for row in rows]))
+        spoil(buffers)
+        out = self.backend.forward(torch.cat([self.q[row] for row in rows]), buffers, self.call, plan)
+        assert torch.equal(self.table, table), "the backend changed req_to_token"
+        assert out.dtype == self.dtype, f"the output is {out.dtype}, the queries are {self.dtype}"
+        return list(torch.split(out, [self.case.rows[row][0] for row in rows]))
+
+    def _new(self, row: int) -> range:
+        q_len, kv_len = self.case.rows[row]
+        return range(kv_len - q_len, kv_len)
+
+    def _write(self, buffers: Mapping[str, torch.Tensor], row: int, positions: range) -> None:
+        if positions:
+            k, v = (t[row][positions.start : positions.stop] for t in (self.k, self.v))
+            self.backend.write(buffers, k, v, self.slots_of(row, positions))
+
+    def _view(self, rows: Sequence[int]) -> BatchView:
+        return BatchView(
+            q_lens=np.array([self.case.rows[row][0] for row in rows], np.int32),
+            kv_lens=np.array([self.case.rows[row][1] for row in rows], np.int32),
+            req_rows=self.req_rows[list(rows)],
+            req_to_token=self.table,
+            slots=torch.cat([self.slots_of(row, self._new(row)) for row in rows]),
+            page_size=self.case.page_size,
+        )
+
+    def expected(self, row: int) -> torch.Tensor:
+        """The oracle's answer for one row."""
+        return oracle(self.q[row], self.k[row], self.v[row], self.call)
+
+    def assert_close(self, got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+        """Within the tolerance of the type, and no NaN anywhere."""
+        limit = TOLERANCE[str(self.dtype).removeprefix("torch.")]
+        worst = (got.double() - wanted.double()).abs().max().item()
+        assert worst <= limit, f"{self.case.name}: {what}: off by {worst:.3g}, allowed is {limit:g}"
+
+
+def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+    """Dense attention of one sequence in float64, by the book.
+
+    q [n, q_heads, head_dim] are the last n positions of k [m, kv_heads, head_dim] and v [m, kv_heads, v_head_dim].
+    """
+    q, k, v = q.double(), k.double(), v.double()
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) * call.scaling
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    key = torch.arange(len(k), device=q.device)
+    query = key[len(k) - len(q) :, None]
+    visible = key <= query
+    if call.sliding_window is not None:
+        visible &= key > query - call.sliding_window
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if call.sinks is not None:
+        sinks = call.sinks.double()[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1)[..., : len(k)], v)
+
+
+def device_of(backend: AttentionBackend) -> torch.device:
+    """A device of this machine that the backend runs on; raises `NotApplicable` where there is none."""
+    for name, present in (("cuda", torch.cuda.is_available()), ("cpu", True)):
+        if present and name in backend.capabilities.devices:
+            return torch.device(name)
+    raise NotApplicable(f"needs one of: {', '.join(sorted(backend.capabilities.devices))}")
+
+
+def most_precise(backend: AttentionBackend) -> str:
+    """The declared type with the smallest tolerance."""
+    return min(backend.capabilities.dtypes, key=TOLERANCE.__getitem__)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise NotApplicable(f"does not declare {what}")
+
+
+def _pages(backend: AttentionBackend) -> Sequence[int]:
+    return sorted(backend.capabilities.page_sizes or {1, 16})
+
+
+def _mixed(backend: AttentionBackend) -> Scene:
+    return Scene(backend, Case(name="mixed", page_size=_pages(backend)[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the contract: call it with a backend. Raises `AssertionError` or `NotApplicable`."""
+
+    name: str
+    run: Callable[[AttentionBackend], None]
+
+    def __call__(self, backend: AttentionBackend) -> None:
+        self.run(backend)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def check_declaration(backend: AttentionBackend) -> None:
+    """Capabilities use the words that the host knows."""
+    declared = backend.capabilities
+    assert declared.devices, "no device declared"
+    assert declared.dtypes, "no type declared"
+    assert declared.dtypes <= set(DTYPE_BYTES), f"unknown types {declared.dtypes - set(DTYPE_BYTES)}"
+    assert declared.features <= FEATURES, f"unknown features {declared.features - FEATURES}"
+    assert declared.page_sizes is None or all(p > 0 for p in declared.page_sizes), "page sizes are positive"
+
+
+def check_layout(backend: AttentionBackend) -> None:
+    """The layout answers what it was asked, has unique names, and costs in proportion to the layers."""
+    page, dtype = _pages(backend)[0], most_precise(backend)
+    once, twice = (backend.layout(replace(GQA, layers=n), page, dtype) for n in (3, 6))
+    assert (once.layers, once.page_size) == (3, page)
+    assert len({b.name for b in once.buffers}) == len(once.buffers) > 0, "buffer names must be unique"
+    assert 0 < 2 * once.bytes_per_slot == twice.bytes_per_slot
+
+
+def check_fingerprint(backend: AttentionBackend) -> None:
+    """Equal layouts have equal fingerprints; whatever changes the bytes changes the fingerprint."""
+    pages, dtypes = _pages(backend), sorted(backend.capabilities.dtypes)
+    layouts = [backend.layout(GQA, page, dtype) for page in pages for dtype in dtypes]
+    layouts.append(backend.layout(replace(GQA, layers=2), pages[0], dtypes[0]))
+    layouts.append(backend.layout(replace(GQA, head_dim=32, v_head_dim=32), pages[0], dtypes[0]))
+    assert len({layout.fingerprint for layout in layouts}) == len(layouts), "two layouts share a fingerprint"
+    assert backend.layout(GQA, pages[0], dtypes[0]).fingerprint == layouts[0].fingerprint, "it is not stable"
+
+
+def check_write(backend: AttentionBackend) -> None:
+    """`write` fills its slots and touches no other."""
+    scene = _mixed(backend)
+    buffers = scene.buffers()
+    slots = scene.slots_of(1, range(3, 9))
+    backend.write(buffers, scene.k[1][3:9], scene.v[1][3:9], slots)
+    for name, buffer in buffers.items():
+        written = ~buffer.isnan().flatten(1).any(dim=1)
+        assert written.nonzero().flatten().tolist() == sorted(slots.tolist()), f"buffer {name!r}: wrong slots written"
+
+
+def check_only_visible_slots_are_read(backend: AttentionBackend) -> None:
+    """What lies in other slots makes no difference: NaN and 1e4 give one answer."""
+    scene = _mixed(backend)
+
+    def fill(buffers: Mapping[str, torch.Tensor]) -> None:
+        for buffer in buffers.values():
+            buffer.nan_to_num_(nan=1e4)
+
+    for row, (a, b) in enumerate(zip(scene.run(), scene.run(spoil=fill), strict=True)):
+        scene.assert_close(a, b, f"row {row} depends on slots that it may not see")
+
+
+def check_every_visible_slot_is_read(backend: AttentionBackend) -> None:
+    """A change in one visible slot changes its row, and no other row."""
+    scene = _mixed(backend)
+    before = scene.run()
+    for row, (_, kv_len) in enumerate(scene.case.rows):
+        for position in {0, kv_len // 2, kv_len - 1} if kv_len > 1 else {0}:
+            slot = scene.slots_of(row, range(position, position + 1))
+
+            def zero(buffers: Mapping[str, torch.Tensor], slot: torch.Tensor = slot) -> None:
+                for buffer in buffers.values():
+                    buffer[slot] = 0
+
+            after = scene.run(spoil=zero)
+            changed = {i for i, (a, b) in enumerate(zip(before, after, strict=True)) if not torch.equal(a, b)}
+            assert changed == {row}, f"position {position} of row {row} is seen by rows {sorted(changed)}"
+
+
+def check_neighbours(backend: AttentionBackend) -> None:
+    """A row alone gives what it gives in a batch."""
+    scene = _mixed(backend)
+    for row, together in enumerate(scene.run()):
+        scene.assert_close(scene.run([row])[0], together, f"row {row} depends on its neighbours")
+
+
+def check_earlier_steps(backend: AttentionBackend) -> None:
+    """What an earlier step left in the workspace, or in the backend, makes no difference."""
+    workspace, first = Workspace(device_of(backend)), _mixed(backend)
+    first.run(workspace=workspace)
+    second = Scene(backend, replace(first.case, name="a later step"))
+    for rows in (range(len(second.case.rows)), [1, 3]):
+        for row, got in zip(rows, second.run(rows, workspace=workspace), strict=True):
+            second.assert_close(got, second.expected(row), f"row {row} depends on an earlier step")
+
+
+def _oracle_check(case: Case) -> Check:
+    def run(backend: AttentionBackend) -> None:
+        scene = Scene(backend, case)
+        for row, got in enumerate(scene.run()):
+            scene.assert_close(got, scene.expected(row), f"row {row} {case.rows[row]}")
+
+    return Check(f"equals the oracle: {case.name}", run)
+
+
+def checks() -> list[Check]:
+    """The whole contract."""
+    return [
+        Check("declares known things", check_declaration),
+        Check("layout", check_layout),
+        Check("fingerprint", check_fingerprint),
+        Check("write touches its slots only", check_write),
+        Check("reads visible slots only", check_only_visible_slots_are_read),
+        Check("reads every visible slot", check_every_visible_slot_is_read),
+        Check("does not depend on neighbours", check_neighbours),
+        Check("does not depend on earlier steps", check_earlier_steps),
+        *map(_oracle_check, CASES),
+    ]

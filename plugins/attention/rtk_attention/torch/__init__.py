@@ -1,0 +1,15 @@
+"""Paged attention in plain torch: any device, any float type, any page size. The reference of every other backend."""
+
+from rtk.plugin import Plugin, hookimpl
+
+
+@hookimpl
+def rtk_plugins() -> list[Plugin]:
+    return [
+        Plugin(
+            kind="attention",
+            name="torch",
+            summary="plain torch on any device; the reference, and the fast one on a CPU",
+            target="rtk_attention.torch.backend:TorchAttention",
+        )
+    ]

@@ -1,0 +1,198 @@
+"""Every installed attention backend keeps the contract, and the contract has teeth."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rtk.plugin import (
+    AttentionBackend,
+    BatchView,
+    BufferSpec,
+    Capabilities,
+    KVLayout,
+    KVShape,
+    LayerCall,
+    Workspace,
+)
+from rtk.plugin.host import installed
+from rtk.plugin.registry import Registered
+from rtk.plugin.testing.attention import Check, NotApplicable, checks, oracle
+from rtk_attention.torch.plan import BUCKET_SLOTS, FREE_WASTE, buckets
+
+BACKENDS = installed().of_kind("attention")
+
+
+def test_the_reference_backend_is_installed():
+    assert "torch" in [entry.plugin.name for entry in BACKENDS]
+
+
+@pytest.mark.parametrize("check", checks(), ids=str)
+@pytest.mark.parametrize("entry", BACKENDS, ids=lambda entry: entry.plugin.name)
+def test_contract(entry: Registered, check: Check):
+    try:
+        check(entry.build(entry.plugin.options()))
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+class Plain(AttentionBackend):
+    """As simple as it gets: row by row, through the oracle. The faulty ones below differ from it in one place each."""
+
+    capabilities = Capabilities(
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({"float64"}),
+        features=frozenset({"sliding_window", "softcap", "sinks"}),
+    )
+
+    def layout(self, shape: KVShape, page_size: int, kv_dtype: str) -> KVLayout:
+        k = BufferSpec("k", (shape.kv_heads, shape.head_dim), kv_dtype)
+        v = BufferSpec("v", (shape.kv_heads, shape.v_head_dim), kv_dtype)
+        return KVLayout(shape.layers, page_size, (k, v))
+
+    def plan(self, batch: BatchView, workspace: Workspace) -> BatchView:
+        return batch
+
+    def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        kv["k"][slots], kv["v"][slots] = k, v
+
+    def slots(self, batch: BatchView, row: int) -> torch.Tensor:
+        return batch.req_to_token[int(batch.req_rows[row]), : int(batch.kv_lens[row])].long()
+
+    def row(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        n = len(k) if call.sliding_window is None else len(q) + call.sliding_window - 1
+        return oracle(q, k[-n:], v[-n:], call)
+
+    def forward(
+        self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: BatchView
+    ) -> torch.Tensor:
+        out = []
+        for row, queries in enumerate(q.split(plan.q_lens.tolist())):
+            slots = self.slots(plan, row)
+            out.append(self.row(queries, kv["k"][slots], kv["v"][slots], call))
+        return torch.cat(out)
+
+
+class OneKeyShort(Plain):
+    def row(self, q, k, v, call):
+        return super().row(q, k[:-1], v[:-1], call) if len(k) > len(q) else super().row(q, k, v, call)
+
+
+class IgnoresTheWindow(Plain):
+    def row(self, q, k, v, call):
+        return oracle(q, k, v, LayerCall(call.layer, call.scaling, None, call.softcap, call.sinks))
+
+
+class WindowOffByOne(Plain):
+    def row(self, q, k, v, call):
+        window = call.sliding_window and call.sliding_window + 1
+        return super().row(q, k, v, LayerCall(call.layer, call.scaling, window, call.softcap, call.sinks))
+
+
+class ReadsPadding(Plain):
+    """Pads the keys with slot 0 and hides them with a weight of zero: 0 * NaN is NaN."""
+
+    def row(self, q, k, v, call):
+        return super().row(q, k, v, call) + 0 * self.padding
+
+    def forward(self, q, kv, call, plan):
+        self.padding = kv["v"][0].sum()
+        return super().forward(q, kv, call, plan)
+
+
+class InterleavesHeads(Plain):
+    """Takes neighbouring query heads for neighbours of different K/V heads."""
+
+    def row(self, q, k, v, call):
+        group = q.shape[1] // k.shape[1]
+        return super().row(q, k.repeat(1, group, 1), v.repeat(1, group, 1), call)
+
+
+class ForgetsTheSinks(Plain):
+    def row(self, q, k, v, call):
+        return super().row(q, k, v, LayerCall(call.layer, call.scaling, call.sliding_window, call.softcap))
+
+
+class ForgetsTheSoftcap(Plain):
+    def row(self, q, k, v, call):
+        return super().row(q, k, v, LayerCall(call.layer, call.scaling, call.sliding_window, None, call.sinks))
+
+
+class ConfusesRows(Plain):
+    """Takes the batch row for the row of the table."""
+
+    def slots(self, batch, row):
+        return batch.req_to_token[row, : int(batch.kv_lens[row])].long()
+
+
+class SeesTheFuture(Plain):
+    def row(self, q, k, v, call):
+        return torch.cat([super(SeesTheFuture, self).row(q[i : i + 1], k, v, call) for i in range(len(q))])
+
+
+class WritesTooMuch(Plain):
+    def write(self, kv, k, v, slots):
+        super().write(kv, k, v, slots)
+        kv["k"][0], kv["v"][0] = 0, 0
+
+
+class OneFingerprint(Plain):
+    def layout(self, shape, page_size, kv_dtype):
+        return super().layout(shape, 1, kv_dtype)
+
+
+class KeepsAnEarlierGather(Plain):
+    """Takes a row of the same length for the same row."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def row(self, q, k, v, call):
+        return super().row(q, self.kept.setdefault(k.shape, k), v, call)
+
+
+FAULTY = {
+    OneKeyShort: "equals the oracle: page 1",
+    IgnoresTheWindow: "equals the oracle: window",
+    WindowOffByOne: "equals the oracle: window",
+    ReadsPadding: "reads visible slots only",
+    InterleavesHeads: "equals the oracle: page 1",
+    ForgetsTheSinks: "equals the oracle: sinks",
+    ForgetsTheSoftcap: "equals the oracle: softcap",
+    ConfusesRows: "equals the oracle: page 1",
+    SeesTheFuture: "equals the oracle: one cold prompt",
+    WritesTooMuch: "write touches its slots only",
+    OneFingerprint: "fingerprint",
+    KeepsAnEarlierGather: "does not depend on earlier steps",
+}
+
+
+@pytest.mark.parametrize("check", checks(), ids=str)
+def test_a_plain_backend_passes(check: Check):
+    try:
+        check(Plain())
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("faulty", FAULTY, ids=lambda backend: backend.__name__)
+def test_a_faulty_backend_is_caught(faulty: type[Plain]):
+    check = next(check for check in checks() if check.name == FAULTY[faulty])
+    with pytest.raises(AssertionError):
+        check(faulty())
+
+
+@given(st.lists(st.one_of(st.integers(1, 40), st.integers(1, 20_000)), max_size=80))
+def test_buckets_of_the_reference_waste_little(lens):
+    rows = np.arange(len(lens)) * 3
+    found = list(buckets(rows, np.array(lens, np.int64)))
+    assert sorted(np.concatenate([*found, np.empty(0)]).tolist()) == rows.tolist()
+    for bucket in found:
+        assert (np.diff(bucket) > 0).all()
+        used = [lens[row // 3] for row in bucket]
+        padded = max(used) * len(used)
+        assert padded - sum(used) <= sum(used) // 4 + FREE_WASTE
+        assert len(used) == 1 or padded <= BUCKET_SLOTS

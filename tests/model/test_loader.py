@@ -1,0 +1,189 @@
+"""What the loader says about models, and which folders and kinds it refuses."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rtk.errors import ConfigError, ModelError
+from rtk.model.bridge import IMPLEMENTATION
+from rtk.model.loader import ModelFacts, load_model, refuse_unservable
+
+
+@pytest.fixture
+def folder(zoo, tmp_path):
+    """A checkpoint to tamper with."""
+    return shutil.copytree(zoo.folder("llama"), tmp_path / "model")
+
+
+def change(path, **values):
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **values}))
+
+
+def refusal(folder, **settings) -> str:
+    with pytest.raises(ModelError) as error:
+        load_model(folder, **settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_facts_of_a_model(folder):
+    change(folder / "config.json", bos_token_id=1, eos_token_id=2)
+    (folder / "generation_config.json").unlink()
+    loaded = load_model(folder)
+    assert loaded.facts == ModelFacts(
+        kind="llama",
+        vocab_size=99,
+        context_length=2048,
+        bos_token=1,
+        end_tokens=(2,),
+        generation_config={},
+        dtype="float32",
+        parameter_bytes=sum(t.nbytes for t in load_file(folder / "model.safetensors").values()),
+    )
+    assert loaded.device == torch.device("cpu")
+    assert not loaded.model.training
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    assert loaded.model.config._attn_implementation == IMPLEMENTATION
+
+
+def test_the_generation_configuration_goes_before_the_configuration(folder):
+    change(folder / "config.json", eos_token_id=2)
+    path = folder / "generation_config.json"
+    path.unlink()
+    values = {"eos_token_id": [7, 5, 7], "do_sample": True, "temperature": 0.6, "bos_token_id": 3}
+    change(path, top_k=None, **values)
+    facts = load_model(folder).facts
+    assert facts.end_tokens == (5, 7)
+    assert facts.bos_token == 3
+    assert facts.generation_config == values
+
+
+def test_a_model_may_have_no_end_token(folder):
+    assert load_model(folder).facts.end_tokens == ()
+
+
+def test_tied_weights_are_counted_once(zoo):
+    facts = zoo.load("llama tied").facts
+    assert facts.parameter_bytes == sum(
+        t.nbytes for t in load_file(zoo.folder("llama tied") / "model.safetensors").values()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_the_type_is_as_asked(folder, dtype):
+    loaded = load_model(folder, dtype=dtype)
+    assert loaded.facts.dtype == dtype
+    assert loaded.model.dtype == getattr(torch, dtype)
+
+
+def test_auto_is_float32_on_a_cpu_whatever_the_checkpoint_says(folder):
+    weights = load_file(folder / "model.safetensors")
+    halved = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    save_file(halved, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder / "config.json", dtype="bfloat16")
+    assert load_model(folder).facts.dtype == "float32"
+
+
+def test_an_unknown_type(folder):
+    with pytest.raises(ConfigError, match="unknown dtype 'int8'; choose auto, float64, float32, bfloat16, float16"):
+        load_model(folder, dtype="int8")
+
+
+def test_no_folder(tmp_path):
+    assert "holds no model: there is no config.json in it" in refusal(tmp_path / "nowhere")
+
+
+def test_other_weight_formats_are_not_loaded(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "holds no *.safetensors file" in refusal(folder)
+
+
+def test_a_truncated_file(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert refusal(folder).startswith(f"{folder} cannot be loaded: ")
+
+
+def test_a_broken_configuration(folder):
+    (folder / "config.json").write_text("{")
+    assert refusal(folder).startswith(f"{folder} cannot be loaded: ")
+
+
+def test_a_broken_generation_configuration(folder):
+    for text in ("{", "[1]"):
+        (folder / "generation_config.json").write_text(text)
+        assert "\n" not in refusal(folder)
+
+
+def test_missing_weights_are_not_made_up(folder):
+    weights = load_file(folder / "model.safetensors")
+    names = [name for name in weights if "layers.1.mlp" in name]
+    kept = {name: tensor for name, tensor in weights.items() if name not in names}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    assert f"is incomplete: its files hold no weight {min(names)!r} and {len(names) - 1} more" in refusal(folder)
+
+
+def test_weights_of_another_shape(folder):
+    change(folder / "config.json", intermediate_size=40)
+    assert refusal(folder).startswith(f"{folder} cannot be loaded: ")
+
+
+def test_code_of_strangers_is_not_run(folder):
+    (folder / "configuration_x.py").write_text("raise SystemExit('ran')")
+    change(folder / "config.json", model_type="x", auto_map={"AutoConfig": "configuration_x.X"})
+    assert "set model.trust_remote_code" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("lfm2", "it has conv layers"),
+        ("qwen3_next", "it has linear_attention layers"),
+        ("llama4", "it has chunked_attention layers"),
+        ("mamba", "it has linear_attention layers"),
+        ("longrope", "rope type 'longrope'"),
+        ("dynamic", "rope type 'dynamic'"),
+        ("t5", "it has an encoder"),
+        ("vit", "transformers has no causal language model of that type"),
+    ],
+)
+def test_kinds_that_cannot_be_served_correctly(zoo, kind, reason):
+    config = zoo.config(kind)
+    with pytest.raises(ModelError) as error:
+        refuse_unservable(config)
+    assert str(error.value).startswith(f"model type {config.model_type!r} cannot be served: {reason}")
+
+
+def test_a_kind_is_refused_before_its_weights_are_read(zoo, tmp_path):
+    zoo.config("lfm2").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    assert "it has conv layers" in refusal(tmp_path)
+
+
+def test_a_state_beside_the_cache(zoo):
+    config = zoo.config("qwen3_next")
+    config.layer_types = ["full_attention", "full_attention"]
+    with pytest.raises(ModelError, match="it keeps a recurrent state beside K/V"):
+        refuse_unservable(config)
+
+
+def test_a_rope_type_of_one_kind_of_layers(zoo):
+    config = zoo.config("llama")
+    config.rope_parameters = {
+        "full_attention": {"rope_type": "longrope"},
+        "sliding_attention": {"rope_type": "default"},
+    }
+    with pytest.raises(ModelError, match="rope type 'longrope'"):
+        refuse_unservable(config)
+
+
+def test_an_attention_that_cannot_be_replaced(zoo):
+    assert "its attention cannot be replaced" in refusal(zoo.folder("falcon"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt2", "gpt_oss", "deepseek_v3"])
+def test_kinds_that_can_be_served(zoo, kind):
+    refuse_unservable(zoo.config(kind))

@@ -1,0 +1,151 @@
+"""What the probe learns about models, and which ones it refuses."""
+
+import pytest
+import torch
+
+from rtk.errors import ConfigError, ModelError
+from rtk.model.loader import LoadedModel
+from rtk.model.probe import Probe, check_backend, probe
+from rtk.plugin import Capabilities, KVShape
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "features"),
+    [
+        ("llama", (2, 2, 8, 8, 4), set()),
+        ("llama tied", (2, 1, 8, 8, 4), set()),
+        ("qwen3", (2, 2, 16, 16, 4), set()),
+        ("mistral", (2, 2, 8, 8, 4), {"sliding_window"}),
+        ("gemma2", (2, 2, 8, 8, 4), {"sliding_window", "softcap"}),
+        ("gpt2", (2, 4, 8, 8, 4), set()),
+        ("gpt_oss", (2, 2, 8, 8, 4), {"sliding_window", "sinks"}),
+        ("deepseek_v3", (2, 4, 16, 12, 4), set()),
+    ],
+)
+def test_what_a_model_keeps_and_asks_for(zoo, kind, shape, features):
+    assert probe(zoo.load(kind)) == Probe(KVShape(*shape), frozenset(features), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_other_types(zoo, dtype):
+    assert probe(zoo.load("llama", dtype=dtype)).dtype == dtype
+
+
+def refusal(loaded: LoadedModel) -> str:
+    with pytest.raises(ModelError) as error:
+        probe(loaded)
+    message = str(error.value)
+    assert message.startswith(f"model type {loaded.facts.kind!r} cannot be served: ")
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("bloom", "the attention function was called 0 times for 2 layers"),
+        ("mpt", "a forward without cache and mask fails: AttributeError: "),
+    ],
+)
+def test_a_model_without_the_attention_interface(zoo, kind, reason):
+    assert reason in refusal(zoo.load(kind))
+
+
+def test_a_model_that_looks_ahead(zoo):
+    assert "layer 0 attends to later tokens too" in refusal(zoo.load("bert"))
+
+
+def wrap(monkeypatch, owner, name, change):
+    """Replace a method by `change(original)`."""
+    monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+
+
+def test_a_model_that_counts_positions_itself(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+
+    def ignore_positions(forward):
+        return lambda **kwargs: forward(**{**kwargs, "position_ids": None})
+
+    wrap(monkeypatch, loaded.model, "forward", ignore_positions)
+    assert "it ignores position_ids" in refusal(loaded)
+
+
+def test_a_model_that_mixes_neighbouring_tokens(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+
+    def convolve(forward):
+        return lambda x: forward(x) + 0.1 * forward(x).roll(1, dims=1)
+
+    wrap(monkeypatch, loaded.model.model.layers[0].mlp, "forward", convolve)
+    assert "keeps something of a sequence outside attention" in refusal(loaded)
+
+
+def test_a_layer_that_attends_twice(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+
+    def twice(forward):
+        return lambda *args, **kwargs: (forward(*args, **kwargs), forward(*args, **kwargs))[0]
+
+    wrap(monkeypatch, loaded.model.model.layers[1].self_attn, "forward", twice)
+    assert "the attention function was called 3 times for 2 layers" in refusal(loaded)
+
+
+def test_a_layer_that_does_not_attend(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+    wrap(monkeypatch, loaded.model.model.layers[0].self_attn, "forward", lambda _: lambda hidden_states, **_: (0, None))
+    assert "the attention function was called 1 times for 2 layers" in refusal(loaded)
+
+
+def test_layers_of_different_shape(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+    attention = loaded.model.model.layers[1].self_attn
+    attention.k_proj, attention.v_proj = (torch.nn.Linear(32, 8) for _ in range(2))
+    assert "its layers differ in the shape of their K/V" in refusal(loaded)
+
+
+def test_attention_that_wants_more_than_rtk_knows(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+
+    def biased(forward):
+        return lambda *args, **kwargs: forward(*args, position_bias=torch.zeros(1), **kwargs)
+
+    wrap(monkeypatch, loaded.model.model.layers[0].self_attn, "forward", biased)
+    assert "its attention wants position_bias, which rtk's does not know" in refusal(loaded)
+
+
+def test_a_sliding_layer_whose_call_names_no_window(zoo):
+    loaded = zoo.load("llama")
+    loaded.model.config.layer_types = ["full_attention", "sliding_attention"]
+    assert "layer 1 is sliding_attention, but its call names no window" in refusal(loaded)
+
+
+def test_a_forward_that_fails(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+
+    def fail(**kwargs):
+        raise RuntimeError("no cache given\nsecond line")
+
+    monkeypatch.setattr(loaded.model, "forward", fail)
+    assert refusal(loaded).endswith("a forward without cache and mask fails: RuntimeError: no cache given")
+
+
+NEEDS = Probe(KVShape(2, 2, 8, 8, 4), frozenset({"softcap", "sliding_window"}), "float32")
+
+
+def test_a_backend_that_can_do_it_all():
+    every = Capabilities(frozenset({"cpu"}), frozenset({"float32"}), features=NEEDS.features)
+    check_backend("x", every, NEEDS, CPU, page_size=7)
+    check_backend("x", Capabilities(every.devices, every.dtypes, frozenset({7}), every.features), NEEDS, CPU, 7)
+
+
+def test_every_conflict_of_a_backend_is_named():
+    limited = Capabilities(frozenset({"cuda"}), frozenset({"float16", "bfloat16"}), frozenset({64, 32}))
+    with pytest.raises(ConfigError) as error:
+        check_backend("x", limited, NEEDS, CPU, page_size=1)
+    assert str(error.value) == (
+        "attention backend 'x' cannot serve device cpu (it runs on cuda); "
+        "dtype float32 (it computes bfloat16, float16); page size 1 (it takes 32, 64); "
+        "the model's sliding_window, softcap; see 'rtk plugins'"
+    )

@@ -1,0 +1,91 @@
+"""Tiny random models, saved as checkpoints and loaded the way real ones are."""
+
+import functools
+from pathlib import Path
+
+import torch
+
+from rtk.model.loader import LoadedModel, load_model
+
+BASE = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.3}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LONGROPE = ROPE | {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+MOE = {"num_experts_per_tok": 1, "num_local_experts": 2}
+KINDS = {
+    "llama": ("llama", BASE),
+    "llama tied": ("llama", BASE | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", BASE),
+    "qwen3": ("qwen3", BASE | {"head_dim": 16}),
+    "mistral": ("mistral", BASE | {"sliding_window": 7}),
+    "gemma2": ("gemma2", BASE | {"head_dim": 8, "sliding_window": 8}),
+    "granite": ("granite", BASE | {"residual_multiplier": 0.5}),
+    "gpt2": ("gpt2", GPT2 | {"bos_token_id": None, "eos_token_id": None}),
+    "gpt_oss": ("gpt_oss", BASE | MOE | {"head_dim": 8, "sliding_window": 8, "rope_parameters": ROPE}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        BASE
+        | {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 12}
+        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 2},
+    ),
+    "lfm2": ("lfm2", BASE | {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": ("qwen3_next", BASE | HALF_LINEAR | {"num_experts": 2, "num_experts_per_tok": 1}),
+    "llama4": ("llama4_text", BASE | MOE | {"head_dim": 8, "intermediate_size_mlp": 32}),
+    "mamba": ("mamba", {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}),
+    "t5": ("t5", {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}),
+    "vit": ("vit", {}),
+    "bert": ("bert", BASE),
+    "bloom": ("bloom", {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "mpt": ("mpt", {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}),
+    "falcon": ("falcon", {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
+    "longrope": ("phi3", BASE | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512}),
+    "dynamic": ("llama", BASE | {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}}),
+}
+
+
+class Zoo:
+    """Checkpoints and models by name, each made once for a test session."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.folder = functools.cache(self._save)
+
+    def config(self, kind: str):
+        """The transformers configuration of a tiny model."""
+        from transformers import AutoConfig
+
+        model_type, values = KINDS[kind]
+        return AutoConfig.for_model(model_type, **values)
+
+    def _save(self, kind: str) -> Path:
+        from transformers import AutoModelForCausalLM
+
+        torch.manual_seed(0)
+        folder = self._root / kind
+        AutoModelForCausalLM.from_config(self.config(kind)).save_pretrained(folder)
+        return folder
+
+    def load(self, kind: str, **settings) -> LoadedModel:
+        """A fresh copy, loaded by rtk."""
+        return load_model(self.folder(kind), **settings)
+
+    def eager(self, kind: str):
+        """The same weights as transformers runs them on its own."""
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(
+            self.folder(kind), dtype=torch.float32, attn_implementation="eager"
+        ).eval()
