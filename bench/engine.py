@@ -3,9 +3,9 @@
     python bench/engine.py [--threads 2] [--rounds 5] [--json FILE]
 
 float32, greedy, prompts of 64 random tokens, 96 new tokens each. Each side has a process of its own (torch's worker
-threads of one would disturb the other), works while the other sleeps, and takes its turns in changing order; medians
-and ratios are printed. The engine runs as it is shipped: scheduler in its thread, detokenization included. A first round
-warms up and is not counted.
+threads of one would disturb the other), works while the other sleeps, and takes its turns in changing order. Medians
+and ratios are printed. The engine runs as it is shipped: scheduler in its thread, detokenization included. The first
+round warms up and is not counted.
 """
 
 import argparse
