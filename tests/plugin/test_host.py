@@ -222,7 +222,13 @@ def rtk(path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environ.get("PYTHONPATH")]))
     script = "from rtk_cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", script, *args], env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, *args],
+        env=environ,
+        cwd=path,  # metadata in the current folder, as a build leaves it, would come first
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

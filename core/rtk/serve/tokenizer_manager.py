@@ -179,6 +179,7 @@ class TokenizerManager:
         self._send(new)
         if not self._healthy():  # it may have ended before it could take this in
             self._fail(entry, _stopped())
+            self._send(Abort(entry.id))
 
     def _give_up(self, entries: Sequence[_Entry]) -> None:
         """Abort those that have not ended, and forget them."""
