@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar, cast, overload
 
 from rtk.config.load import config_from
 from rtk.config.models import Config
+from rtk.errors import RequestError
 from rtk.schedule.messages import Finish
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
 from rtk.serve.tokenizer_manager import Chat, Delta, GenerateRequest
@@ -53,6 +54,8 @@ class Engine:
             runtime = start(config if isinstance(config, Config) else config_from(config or {}), fetching)
         self._runtime = runtime
         self._manager = runtime.manager
+        self._lock = threading.Lock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rtk-engine", daemon=True)
         self._thread.start()
@@ -76,8 +79,8 @@ class Engine:
         fields of `SamplingParams`. Raises `RequestError` where a prompt is refused or fails; the others are aborted.
         """
         if _are_several(prompts):
-            return self._wait(self._collect([_request(prompt, params) for prompt in prompts]))
-        return self._wait(self._collect([_request(cast("Prompt", prompts), params)]))[0]
+            return self._wait(self._collect, [_request(prompt, params) for prompt in prompts])
+        return self._wait(self._collect, [_request(cast("Prompt", prompts), params)])[0]
 
     async def _collect(self, requests: list[GenerateRequest]) -> list[Generation]:
         if not requests:
@@ -104,32 +107,35 @@ class Engine:
             prompt = Chat([{"role": "user", "content": prompt}])
         stream = self._manager.generate(_request(prompt, params, rid))
         try:
-            while (delta := self._wait(_next(stream))) is not None:
+            while (delta := self._wait(_next, stream)) is not None:
                 yield delta
         finally:
-            self._wait(stream.aclose())
+            with contextlib.suppress(RequestError):  # a closed engine has ended it already
+                self._wait(stream.aclose)
 
     def abort(self, rid: str) -> bool:
         """End the request with this id; answers whether there was one."""
-        return self._wait(self._abort(rid))
+        return self._wait(self._abort, rid)
 
     async def _abort(self, rid: str) -> bool:
         return self._manager.abort(rid)
 
     def flush(self) -> int:
         """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests run."""
-        return self._wait(self._manager.flush())
+        return self._wait(self._manager.flush)
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and gauges of now; slots by state add up to `pool`."""
-        return self._wait(self._manager.stats())
+        return self._wait(self._manager.stats)
 
     def close(self) -> None:
         """End the engine; what still runs ends with an error. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         self._runtime.close()
-        if self._loop.is_closed():
-            return
-        self._wait(self._finish())
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -141,8 +147,17 @@ class Engine:
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
 
-    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+    def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Have the loop run a coroutine function, and wait for its answer. Raises `RequestError` once closed."""
+        with self._lock:  # what is handed to the loop before it closes is heard of by `_finish`
+            if self._closed:
+                raise RequestError("the engine is closed; build another one", code="engine_stopped", status=503)
+            future = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: nobody waits for the answer any more
+            raise
 
     def __enter__(self) -> "Engine":
         return self

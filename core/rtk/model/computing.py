@@ -95,8 +95,11 @@ def _device(config: Config) -> str:
     wanted = config.model.device
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"model.device = {wanted!r}: torch finds no CUDA device here; choose cpu or auto")
+    try:
+        torch.empty(1, device=wanted)
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model.device = {wanted!r}: not usable here: {reason}; choose cpu or auto") from error
     return wanted
 
 

@@ -1,23 +1,21 @@
 """`rtk serve`: binds the port, starts the engine, and serves HTTP until it is told to stop."""
 
 import importlib.metadata
+import ipaddress
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rtk.config.load import LoadedConfig
-from rtk.config.models import Config, ServeConfig
+from rtk.config.models import ServeConfig
 from rtk.errors import ConfigError
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
 
 if TYPE_CHECKING:
-    import uvicorn
+    from rtk.serve.http.server import Server
 
 log = logging.getLogger(__name__)
-
-GRACE_S = 5
-"""How long open connections may take to end after a signal."""
 
 
 def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
@@ -55,28 +53,26 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _server(runtime: Runtime, listener: socket.socket) -> "uvicorn.Server":
-    import uvicorn
-
+def _server(runtime: Runtime, listener: socket.socket) -> "Server":
     from rtk.serve.http.app import create_app
     from rtk.serve.http.endpoints import HttpSettings
+    from rtk.serve.http.server import Server
 
     config = runtime.config
+    host, port = listener.getsockname()[:2]  # the address that a name stood for
     settings = HttpSettings(
         max_body_bytes=config.serve.max_body_bytes,
         max_batch=config.serve.max_batch,
         strict_fields=config.serve.strict_fields,
+        admin=ipaddress.ip_address(host).is_loopback,
     )
-    app = create_app(runtime.manager, settings, info=_info(config))
-    host, port = listener.getsockname()[:2]
+    app = create_app(
+        runtime.manager,
+        settings,
+        version=importlib.metadata.version("rtk-inference"),
+        config=config.model_dump(mode="json", by_alias=True),
+    )
     log.info(
         "ready on http://%s:%d as %r", f"[{host}]" if ":" in host else host, port, runtime.manager.facts.served_name
     )
-    return uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S))
-
-
-def _info(config: Config) -> dict[str, Any]:
-    return {
-        "version": importlib.metadata.version("rtk-inference"),
-        "config": config.model_dump(mode="json", by_alias=True),
-    }
+    return Server(app, runtime.close)

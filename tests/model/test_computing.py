@@ -1,0 +1,66 @@
+"""From configuration and folder to an executor, over tiny models."""
+
+import pytest
+
+from rtk.config.load import config_from
+from rtk.errors import ConfigError
+from rtk.model.computing import load
+from rtk.plugin.host import installed
+from rtk.plugin.testing.harness import Harness
+
+
+def build(zoo, kind="llama", vocab_size=99, **keys):
+    config = config_from({"cache.pool_tokens": 64, **{k.replace("__", "."): v for k, v in keys.items()}})
+    return load(config, installed(), zoo.folder(kind), vocab_size)
+
+
+def test_the_summary_shows_the_arithmetic(zoo):
+    computing = build(zoo, cache__page_size=16, schedule__max_running=3)
+    assert "llama: llama, float32 on cpu" in computing.summary
+    assert "up to 3 requests of 2,048 tokens" in computing.summary
+    # 2 layers x (K + V) x 2 heads x 8 wide x 4 bytes
+    assert "64 tokens asked for, + a page of 16, x 256 B" in computing.summary
+    assert (computing.limits.pool_tokens, computing.limits.page_size) == (64, 16)
+    assert "\n" not in computing.summary
+
+
+def test_what_it_builds_serves(zoo):
+    computing = build(zoo)
+    harness = Harness(pool_tokens=64, context_length=2048)
+    harness.scheduler._executor = computing.executor
+    harness.add("a", [5, 6, 7], max_new_tokens=4)
+    harness.run()
+    assert len(harness.tokens["a"]) == 4
+    assert computing.executor.stats() == {"forwards": 4, "attention_query_rows": 6}
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
+    computing = build(zoo, vocab_size=3)
+    harness = Harness(pool_tokens=64, context_length=2048)
+    harness.scheduler._executor = computing.executor
+    for i in range(4):
+        harness.add(f"r{i}", [i], max_new_tokens=12, temperature=float(i), seed=i)
+    harness.run()
+    assert {token for tokens in harness.tokens.values() for token in tokens} <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"model__context_length": 4096}, r"model.context_length = 4096: .* at most 2048 tokens"),
+        ({"cache__pool_tokens": 1}, r"the KV pool would hold 1 tokens, the smallest request reserves \d+"),
+        ({"cache__pool_tokens": 10**12}, r"cache.pool_tokens = 1000000000000: .* GiB are free"),
+        ({"cache__mem_fraction": 0.5}, "both size the pool"),
+        ({"model__device": "cuda:99"}, r"model.device = 'cuda:99': not usable here: .*; choose cpu or auto"),
+        ({"model__device": "tpu"}, r"model.device = 'tpu': not usable here: "),
+    ],
+    ids=["context", "small pool", "huge pool", "two sizes", "no GPU", "unknown device"],
+)
+def test_what_does_not_fit_is_one_line(zoo, keys, problem):
+    with pytest.raises(ConfigError, match=problem) as refused:
+        build(zoo, **keys)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_shorter_context_than_the_models_own(zoo):
+    assert build(zoo, model__context_length=100).limits.context_length == 100

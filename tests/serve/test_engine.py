@@ -1,0 +1,201 @@
+"""`rtk.Engine` over the real scheduler and a scripted model."""
+
+import threading
+
+import pytest
+from tiny_tokenizer import IM_END, byte_level, ids_of
+
+from rtk import Engine
+from rtk.config.load import config_from
+from rtk.errors import RequestError
+from rtk.model.computing import Computing
+from rtk.schedule.budget import Limits
+from rtk.schedule.scripted import ScriptedExecutor
+from rtk.serve.protocol import Chat
+from rtk.serve.runtime import Runtime
+
+TOKENIZER = byte_level()
+FIRST_BYTE = ids_of(TOKENIZER, b"\x00")[0]
+
+
+def echo(history):
+    """Says the alphabet from the prompt's last letter on, then ends."""
+    last = history[-1] - FIRST_BYTE
+    return IM_END if last >= ord("z") else FIRST_BYTE + last + 1
+
+
+class Held:
+    """A script that waits in every step until it is let go."""
+
+    def __init__(self):
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, history):
+        self.entered.set()
+        assert self.go.wait(20)
+        return FIRST_BYTE + ord("x")
+
+
+@pytest.fixture
+def engine():
+    engines = []
+
+    def build(script=echo, **config):
+        limits = Limits(context_length=128, pool_tokens=512, page_size=1, max_running=4, max_prefill_tokens=4096)
+        executor = ScriptedExecutor(script, slots=512, page_size=1, max_running=4, context_length=128)
+        computing = Computing(executor, limits, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
+        engines.append(Engine(runtime=Runtime(config_from({"model.path": "scripted", **config}), computing, TOKENIZER)))
+        return engines[-1]
+
+    yield build
+    for one in engines:
+        one.close()
+
+
+def test_one_prompt_gives_one_answer(engine):
+    answer = engine().generate("uv", {"max_new_tokens": 3})
+    assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.finish.reason) == ("wxy", 2, 0, "length")
+    assert answer.token_ids == tuple(ids_of(TOKENIZER, "w", "x", "y"))
+
+
+def test_several_prompts_give_as_many_answers_in_order(engine):
+    answers = engine().generate(["w", ids_of(TOKENIZER, "y"), "z"])
+    assert [answer.text for answer in answers] == ["xyz", "z", ""]
+    assert {answer.finish.reason for answer in answers} == {"stop"}
+    assert engine().generate([]) == []
+
+
+def test_a_list_of_ids_is_one_prompt(engine):
+    assert engine().generate(ids_of(TOKENIZER, "a", "w")).text == "xyz"
+
+
+def test_messages_go_through_the_chat_template(engine):
+    one = engine()
+    answer = one.generate(Chat([{"role": "user", "content": "hi"}]), {"max_new_tokens": 1})
+    [delta] = one.stream("hi", {"max_new_tokens": 1}, chat=True)
+    assert delta.prompt_tokens == answer.prompt_tokens > 10
+    assert delta.cached_tokens == answer.prompt_tokens - 1
+
+
+def test_a_stream_comes_token_by_token(engine):
+    deltas = list(engine().stream("w", {"max_new_tokens": 10}))
+    assert [delta.text for delta in deltas] == ["x", "y", "z", ""]
+    assert [delta.completion_tokens for delta in deltas] == [1, 2, 3, 4]
+    assert deltas[-1].finish.matched == IM_END
+
+
+def test_stop_strings(engine):
+    answer = engine().generate("a", {"stop": ["ef"]})
+    assert (answer.text, answer.finish.reason, answer.finish.matched) == ("bcd", "stop", "ef")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "problem"),
+    [
+        ("", {}, "prompt is empty"),
+        ([1, 2.5], {}, r"prompt\[1\] = 2.5"),
+        ([TOKENIZER.size], {}, r"must be a token id from 0 to"),
+        (["fine", "a\ud800"], {}, "unpaired surrogate"),
+        ("a", {"temperature": -1}, "temperature = -1"),
+        ("a" * 200, {}, r"200 tokens.*128"),
+        ("a", {"max_new_tokens": 500}, r"500.*128"),
+    ],
+    ids=["empty", "no id", "unknown id", "surrogate", "parameter", "too long", "answer too long"],
+)
+def test_a_refused_prompt_is_an_error_and_leaves_nothing(engine, prompt, params, problem):
+    one = engine()
+    with pytest.raises(RequestError, match=problem):
+        one.generate(prompt, params)
+    assert one.stats()["running"] == one.stats()["waiting"] == 0
+    assert one.generate("y").text == "z"
+
+
+def test_leaving_a_stream_aborts_the_request(engine):
+    one = engine()
+    stream = one.stream("a", {"max_new_tokens": 100, "ignore_eos": True}, rid="r")
+    assert next(stream).text == "b"
+    stream.close()
+    stats = one.stats()
+    assert stats["finished_abort"] == 1 or stats["finished_length"] == 1  # unless it was at its end by then
+    assert stats["running"] == 0 and stats["free"] + stats["evictable"] == stats["pool"]
+
+
+def test_abort_from_another_thread(engine):
+    script = Held()
+    one = engine(script)
+    ends = []
+
+    def consume():
+        ends.extend(delta.finish for delta in one.stream("a", {"max_new_tokens": 100}, rid="r"))
+
+    reader = threading.Thread(target=consume)
+    reader.start()
+    assert script.entered.wait(20)
+    assert one.abort("r") is True
+    script.go.set()
+    reader.join(20)
+    assert not reader.is_alive()
+    assert ends[-1].reason == "abort"
+    assert one.abort("r") is False
+
+
+def test_an_id_in_use_is_refused(engine):
+    script = Held()
+    one = engine(script)
+    first = one.stream("a", {"max_new_tokens": 2}, rid="r")
+    reader = threading.Thread(target=list, args=(first,))
+    reader.start()
+    assert script.entered.wait(20)
+    with pytest.raises(RequestError, match="'r'") as refused:
+        list(one.stream("b", rid="r"))
+    assert refused.value.status == 409
+    script.go.set()
+    reader.join(20)
+
+
+def test_flush_gives_the_cache_back(engine):
+    one = engine()
+    one.generate("abcdef", {"max_new_tokens": 1})
+    assert one.generate("abcdef", {"max_new_tokens": 1}).cached_tokens == 5
+    assert one.flush() == 6
+    assert one.generate("abcdef", {"max_new_tokens": 1}).cached_tokens == 0
+
+
+def test_closing_ends_who_still_waits(engine):
+    script = Held()
+    one = engine(script)
+    problems = []
+
+    def ask():
+        try:
+            one.generate("a", {"max_new_tokens": 100})
+        except RequestError as error:
+            problems.append(str(error))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert script.entered.wait(20)
+    closer = threading.Thread(target=one.close)
+    closer.start()
+    script.go.set()
+    for thread in (asker, closer):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert problems == ["the engine shut down"]
+    one.close()
+
+
+def test_a_closed_engine_says_so(engine):
+    one = engine()
+    one.close()
+    with pytest.raises(RequestError, match="closed"):
+        one.generate("a")
+    with pytest.raises(RequestError, match="closed"):
+        one.stats()
+
+
+def test_as_a_context_manager(engine):
+    with engine() as one:
+        assert one.generate("y").text == "z"
+    with pytest.raises(RequestError, match="closed"):
+        one.flush()

@@ -1,0 +1,52 @@
+"""What `rtk serve` does before and around serving; the server itself is in the tests beside this one."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rtk.config.load import config_from
+from rtk.errors import ConfigError
+from rtk.serve.launch import _listen
+
+
+def listen(**keys):
+    return _listen(config_from({f"serve.{key}": value for key, value in keys.items()}).serve)
+
+
+def test_port_0_takes_a_free_one():
+    with listen(port=0) as one, listen(port=0) as other:
+        assert one.getsockname()[1] != other.getsockname()[1] > 0
+
+
+def test_an_occupied_port_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serve.port = {port}: cannot listen there: Address already in use"):
+            listen(port=port)
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "no.such.host.invalid", "1.2.3.4"])
+def test_a_host_that_is_not_here_is_one_line(host):
+    with pytest.raises(ConfigError, match=f"serve.host = '{host}'") as refused:
+        listen(host=host, port=0)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_tells_it_before_it_loads_anything():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        script = (
+            "import sys\nfrom rtk_cli.main import main\n"
+            "try: main()\nfinally: print('torch' in sys.modules, file=sys.stdout)"
+        )
+        command = [sys.executable, "-c", script, "serve", "--port", str(port), "--model", "no-such-model"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (1, "False\n")
+    assert result.stderr.startswith("error: serve.host = '127.0.0.1', serve.port =")
+    assert result.stderr.count("\n") == 1
