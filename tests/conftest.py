@@ -1,0 +1,13 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory):
+    """Tiny random models by name, made once for the session."""
+    sys.path.append(str(Path(__file__).parent / "model"))
+    from tiny_models import Zoo  # brings torch, which most tests do without
+
+    return Zoo(tmp_path_factory.mktemp("zoo"))

@@ -5,7 +5,7 @@ import pytest
 
 from rtk.cache.key import DEFAULT_NAMESPACE, AdapterRef, Key, Namespace, pack
 from rtk.cache.lease import LeaseError
-from rtk.cache.tree import LockLedger
+from rtk.cache.node import LockLedger
 from rtk.plugin import EvictionPolicy
 
 NUMBERS = json.loads((Path(__file__).parents[1] / "data/worked_examples.json").read_text())

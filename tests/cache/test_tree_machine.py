@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from rtk.cache.key import Key, Namespace, pack
+from rtk.cache.node import LockLedger
 from rtk.cache.slots import SlotAllocator
-from rtk.cache.tree import LockLedger, PrefixCache
+from rtk.cache.tree import PrefixCache
 from rtk.plugin import EvictionPolicy
 from rtk.plugin.guard import GuardedEviction, Health
 from rtk.plugin.host import installed

@@ -8,9 +8,9 @@ from tiny_tokenizer import IM_END, byte_level, ids_of
 from rtk import Engine
 from rtk.config.load import config_from
 from rtk.errors import RequestError
-from rtk.model.computing import Computing
+from rtk.plugin.testing.scripted import ScriptedExecutor
 from rtk.schedule.budget import Limits
-from rtk.schedule.scripted import ScriptedExecutor
+from rtk.serve.computing import Computing
 from rtk.serve.protocol import Chat
 from rtk.serve.runtime import Runtime
 

@@ -3,14 +3,12 @@
 import heapq
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rtk.cache.node import Node
 from rtk.plugin.guard import GuardedEviction
 
-if TYPE_CHECKING:
-    from rtk.cache.tree import Node
-
-_Entry = tuple[tuple[Any, ...], int, int, "Node"]
+_Entry = tuple[tuple[Any, ...], int, int, Node]
 
 
 class EvictionHeap:
@@ -32,7 +30,7 @@ class EvictionHeap:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def offer(self, node: "Node") -> None:
+    def offer(self, node: Node) -> None:
         """`node` became an unlocked leaf, or is one whose facts changed. O(log n)."""
         if self._keys_are_fixed and node.heap_key is not None:
             return
@@ -45,7 +43,7 @@ class EvictionHeap:
             return
         self._push(node, key)
 
-    def pop(self) -> "tuple[Node, tuple[Any, ...]] | None":
+    def pop(self) -> tuple[Node, tuple[Any, ...]] | None:
         """Take out the unlocked leaf that goes first, with its key; None if there is none. O(log n) amortised."""
         while self._heap:
             key, _, _, node = heapq.heappop(self._heap)
@@ -64,13 +62,13 @@ class EvictionHeap:
                 return node, current
         return None
 
-    def _push(self, node: "Node", key: tuple[Any, ...]) -> None:
+    def _push(self, node: Node, key: tuple[Any, ...]) -> None:
         node.heap_key = key
         heapq.heappush(self._heap, (key, node.id, next(self._serial), node))
         if len(self._heap) > 2 * self._live + 64:
             self._compact()
 
-    def _forget(self, node: "Node") -> None:
+    def _forget(self, node: Node) -> None:
         node.heap_key = None
         self._live -= 1
 
@@ -79,12 +77,12 @@ class EvictionHeap:
         self._heap = [entry for entry in self._heap if entry[3].heap_key is entry[0]]
         heapq.heapify(self._heap)
 
-    def _rebuild(self, *also: "Node") -> None:
+    def _rebuild(self, *also: Node) -> None:
         """Enter every leaf anew, by the host's own order, after the policy was given up. O(n log n), once."""
         self._void = True
         self._refill([*(node for *_, node in self._heap), *also])
 
-    def _refill(self, nodes: "Iterable[Node]") -> None:
+    def _refill(self, nodes: Iterable[Node]) -> None:
         unique = {node.id: node for node in nodes if node.heap_key is not None}
         self._heap = []
         for node in unique.values():

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rtk.cache.lease import Lease
+from rtk.cache.node import LockLedger, Match
 from rtk.cache.pools import Pools
-from rtk.cache.tree import LockLedger, Match, PrefixCache
+from rtk.cache.tree import PrefixCache
 from rtk.schedule.batch import TableWrite
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.request import Request, Status

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rtk.config.models import Config
-from rtk.model.computing import Computing
 from rtk.model.progress import Progress, silent
 from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
 from rtk.schedule.scheduler import Scheduler
+from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import SchedulerThread
 from rtk.serve.tokenizer import Tokenizer
 from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_defaults
@@ -59,8 +59,8 @@ def start(config: Config, fetching: Fetching = quietly) -> Runtime:
 
     Raises `RtkError` where something is missing or does not fit.
     """
-    from rtk.model.computing import load
     from rtk.model.store import resolve_model
+    from rtk.serve.computing import load
 
     with fetching() as progress:
         folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)

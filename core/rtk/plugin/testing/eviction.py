@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack
+from rtk.cache.node import Node
 from rtk.cache.slots import SlotAllocator
-from rtk.cache.tree import Node, PrefixCache
+from rtk.cache.tree import PrefixCache
 from rtk.plugin.eviction import FACTS, EvictionPolicy, NodeView
 from rtk.plugin.guard import GuardedEviction, Health
 

@@ -9,12 +9,12 @@ from rtk.cache.key import DEFAULT_NAMESPACE, Namespace, pack
 from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.host import installed
 from rtk.plugin.schedule import SchedulePolicy
+from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Abort, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
-from rtk.schedule.scripted import Script, ScriptedExecutor
 
 
 def count_up(history: list[int]) -> int:

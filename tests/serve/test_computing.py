@@ -4,9 +4,9 @@ import pytest
 
 from rtk.config.load import config_from
 from rtk.errors import ConfigError
-from rtk.model.computing import load
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
+from rtk.serve.computing import load
 
 
 def build(zoo, kind="llama", vocab_size=99, **keys):
