@@ -39,11 +39,11 @@ def assert_idle(manager, fake):
 class InProcess:
     """A client without a network, all of it on one loop."""
 
-    def __init__(self, script, *, tokenizer=None, settings=None, info=None, **facts):
+    def __init__(self, script, *, tokenizer=None, settings=None, config=None, **facts):
         self.tokenizer = tokenizer or byte_level()
         self.fake = FakeScheduler(script)
         self.manager = manager_over(self.fake, self.tokenizer, **facts)
-        self.app = create_app(self.manager, HttpSettings(**settings or {}), info=info or {})
+        self.app = create_app(self.manager, HttpSettings(**settings or {}), version="1.2.3", config=config or {})
         self._runner = asyncio.Runner()
 
     def __enter__(self):

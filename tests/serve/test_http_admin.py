@@ -1,11 +1,15 @@
 """The calls of whoever runs the server."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from fake_scheduler import LENGTH, Gate, saying
 from http_harness import InProcess, error_of
 from tiny_tokenizer import byte_level, ids_of
+
+from rtk.config.load import config_from
+from rtk.serve.launch import _listen, _server
 
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
@@ -13,7 +17,7 @@ TOKENIZER = byte_level()
 
 @pytest.fixture
 def http():
-    with InProcess(saying(A), tokenizer=TOKENIZER, info={"version": "1.2.3"}) as http:
+    with InProcess(saying(A), tokenizer=TOKENIZER, config={"cache": {"page_size": 16}}) as http:
         yield http
 
 
@@ -26,7 +30,7 @@ def test_health(http):
 
 def test_server_info(http):
     info = http.get("/server_info").json()
-    assert info["version"] == "1.2.3"
+    assert (info["version"], info["config"]) == ("1.2.3", {"cache": {"page_size": 16}})
     assert info["model"] == {
         "served_name": "tiny",
         "vocab_size": TOKENIZER.size,
@@ -57,6 +61,58 @@ def test_flush_and_abort():
         http.run(test())
 
 
-@pytest.mark.parametrize("body", [{}, {"rid": None}, {"rid": 5}, {"rid": ""}, {"rid": ["a"]}])
+@pytest.mark.parametrize("body", [{}, {"rid": None}, {"rid": 5}, {"rid": ""}, {"rid": ["a"]}, {"rid": "\ud800"}])
 def test_abort_needs_an_id(http, body):
     assert error_of(http.post("/abort", body))["param"] == "rid"
+
+
+def test_abort_names_what_it_does_not_know(http):
+    assert http.post("/abort", {"rid": "r", "abort_all": True}).headers["x-rtk-ignored-fields"] == "abort_all"
+
+
+# --- closed to others -------------------------------------------------------------------------------------------
+
+
+def test_closed_calls_say_why():
+    with InProcess(saying(A), settings={"admin": False}, config={"model": {"cache_dir": "/secret"}}) as http:
+        error = error_of(http.post("/flush_cache"), 403)
+        assert error["code"] == "admin_closed"
+        assert "loopback" in error["message"]
+        assert not http.fake.received
+
+        response = http.get("/server_info")
+        assert response.status_code == 200
+        info = response.json()
+        assert info["config"] == {"error": error}
+        assert "secret" not in response.text
+        assert info["model"]["served_name"] == "tiny"
+        assert info["stats"] == {"running": 0}
+
+        assert http.get("/health").status_code == 200
+        assert http.post("/abort", {"rid": "r"}).status_code == 200
+        assert http.complete(prompt="x").status_code == 200
+
+
+def status_of_flush(http, listener):
+    """What /flush_cache answers when `rtk serve` listens there."""
+    runtime = SimpleNamespace(config=config_from({}), manager=http.manager, close=lambda: None)
+    http.app = _server(runtime, listener).config.app
+    return http.post("/flush_cache").status_code
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("127.0.0.1", 200), ("127.8.9.10", 200), ("::1", 200),
+        ("0.0.0.0", 403), ("::", 403), ("192.168.0.7", 403), ("8.8.8.8", 403), ("fe80::1%eth0", 403),
+    ],
+)  # fmt: skip
+def test_the_address_decides(http, address, status):
+    listener = SimpleNamespace(getsockname=lambda: (address, 8000, 0, 0)[: 4 if ":" in address else 2])
+    assert status_of_flush(http, listener) == status
+
+
+@pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("127.0.0.1", 200), ("0.0.0.0", 403)])
+def test_the_address_is_the_one_that_was_bound(http, host, status):
+    with _listen(config_from({"serve.host": host, "serve.port": 0}).serve) as listener:
+        assert status_of_flush(http, listener) == status

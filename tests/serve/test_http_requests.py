@@ -44,7 +44,7 @@ DEEP = 100_000
         (b"\xef\xbb\xbf{}", 400, "no JSON"), ('{"prompt": "x"}'.encode("utf-16"), 400, "no UTF-8"),
         (b'{"temperature": NaN}', 400, "NaN is no JSON number"),
         (b'{"temperature": -Infinity}', 400, "-Infinity is no JSON number"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "no JSON"), (b'{"a":' * DEEP, 413, "exceeds 200000 bytes"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", 400, "too many digits"), (b'{"a":' * DEEP, 413, "exceeds 200000 bytes"),
         (b"[" * DEEP, 400, "nested too deeply"),
         (b'{"a":' + b"[" * DEEP + b"]" * (DEEP - 10), 400, "nested too deeply"),
         (b" " * 200_001, 413, "exceeds 200000 bytes"),

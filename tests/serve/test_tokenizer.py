@@ -103,6 +103,8 @@ def test_named_tokens(written, tmp_path):
     [
         (None, {}, None),
         (None, {"chat_template": "one"}, "one"),
+        (None, {"chat_template": 5}, None),
+        (None, {"chat_template": [{"template": "x"}, 5]}, None),
         ("file", {"chat_template": "one"}, "file"),
         (None, {"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}, "d"),
     ],

@@ -207,6 +207,6 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
-    return template
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -89,10 +89,10 @@ class TokenizerManager:
         self._loop: asyncio.AbstractEventLoop | None = None
         check_defaults(facts)
 
-    @property
-    def healthy(self) -> bool:
-        """Whether requests can be served."""
-        return self._healthy()
+    def check_healthy(self) -> None:
+        """Raises `RequestError` where no request can be served any more."""
+        if not self._healthy():
+            raise _stopped()
 
     @property
     def in_flight(self) -> int:
@@ -263,7 +263,7 @@ class TokenizerManager:
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(question(number))
-            self._check_healthy()
+            self.check_healthy()
             return await asyncio.wait_for(answer, ANSWER_LIMIT_S)
         except TimeoutError:
             raise RequestError(
@@ -278,11 +278,7 @@ class TokenizerManager:
         if self._loop not in (None, loop):
             raise RuntimeError("a TokenizerManager belongs to the event loop that it was first used on")
         self._loop = loop
-        self._check_healthy()
-
-    def _check_healthy(self) -> None:
-        if not self._healthy():
-            raise _stopped()
+        self.check_healthy()
 
     # --- answers ------------------------------------------------------------------------------------------------
 

@@ -7,28 +7,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.serve.http.body import read_object, typed
+from rtk.schedule.params import check_text
+from rtk.serve.http.body import typed
 from rtk.serve.http.endpoints import Endpoints, HttpSettings
-from rtk.serve.http.errors import json_response
+from rtk.serve.http.errors import error_body, json_response
+from rtk.serve.http.fields import Scope
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 
 class Admin(Endpoints):
     """Handlers for whoever runs the server."""
 
-    def __init__(self, manager: TokenizerManager, settings: HttpSettings, info: Mapping[str, Any]) -> None:
-        """`info` is what /server_info tells beside what the manager knows."""
+    def __init__(
+        self, manager: TokenizerManager, settings: HttpSettings, version: str, config: Mapping[str, Any]
+    ) -> None:
+        """`version` and `config` are what /server_info tells beside what the manager knows."""
         super().__init__(manager, settings)
-        self._info = info
+        self._version = version
+        self._config = config
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while requests can be served, else 503."""
-        if not self.manager.healthy:
-            raise RequestError("the engine has stopped", code="engine_stopped", status=503)
+        self.manager.check_healthy()
         return json_response({"status": "ok"})
 
     async def server_info(self, request: Request) -> Response:
-        """GET /server_info: the model, the engine's counters and gauges, and what the launcher adds."""
+        """GET /server_info: the model, the engine's counters and gauges, version and configuration."""
         facts = self.manager.facts
         model = {
             "served_name": facts.served_name,
@@ -36,17 +40,36 @@ class Admin(Endpoints):
             "context_length": facts.context_length,
             "default_sampling": dict(facts.default_sampling),
         }
-        answer = {"model": model, "in_flight": self.manager.in_flight, "stats": await self.manager.stats()}
-        return json_response({**self._info, **answer})
+        return json_response(
+            {
+                "version": self._version,
+                "config": self._config if self.settings.admin else error_body(_closed()),
+                "model": model,
+                "in_flight": self.manager.in_flight,
+                "stats": await self.manager.stats(),
+            }
+        )
 
     async def abort(self, request: Request) -> Response:
         """POST /abort {"rid"}: end a request, or a batch. One that is not there, or has ended, is no error."""
-        body = await read_object(request, self.settings.max_body_bytes)
-        rid = typed(body, "rid", str, "")
+        values, ignored = await self.read(request, Scope.ABORT)
+        rid = typed(values, "rid", str, "")
         if not rid:
             raise RequestError("rid is missing: name the request to abort", field="rid")
-        return json_response({"rid": rid, "aborted": self.manager.abort(rid)})
+        check_text(rid, field="rid")
+        return json_response({"rid": rid, "aborted": self.manager.abort(rid)}, headers=ignored.headers)
 
     async def flush_cache(self, request: Request) -> Response:
         """POST /flush_cache: empty the prefix cache. 409 while requests run."""
+        if not self.settings.admin:
+            raise _closed()
         return json_response({"freed_tokens": await self.manager.flush()})
+
+
+def _closed() -> RequestError:
+    return RequestError(
+        "closed: the server listens on an address that others may reach, and has no API keys yet to tell who asks; "
+        "bind it to a loopback address such as 127.0.0.1 (serve.host)",
+        code="admin_closed",
+        status=403,
+    )

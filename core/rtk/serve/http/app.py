@@ -18,11 +18,16 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def create_app(
-    manager: TokenizerManager, settings: HttpSettings | None = None, *, info: Mapping[str, Any] = NOTHING
+    manager: TokenizerManager,
+    settings: HttpSettings | None = None,
+    *,
+    version: str = "",
+    config: Mapping[str, Any] = NOTHING,
 ) -> FastAPI:
-    """The application that serves `manager`. `info` is added to what /server_info tells."""
+    """The application that serves `manager`. `version` and `config` are for /server_info."""
     settings = settings or HttpSettings()
-    openai, native, admin = OpenAI(manager, settings), Native(manager, settings), Admin(manager, settings, info)
+    openai, native = OpenAI(manager, settings), Native(manager, settings)
+    admin = Admin(manager, settings, version, config)
     app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (

@@ -21,8 +21,8 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
         value = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise _bad(f"the body is no JSON: {error}") from None
-    except ValueError as error:
-        raise _bad(f"the body is no JSON: {error}") from None
+    except ValueError:  # Python's own limit
+        raise _bad("the body has an integer of too many digits") from None
     except RecursionError:
         raise _bad("the body is nested too deeply") from None
     if not isinstance(value, dict):
@@ -30,14 +30,19 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     return value
 
 
-def typed(values: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
-    """The value called `name`, which must be of type `kind` where it is given."""
+def typed(values: Mapping[str, Any], name: str, kind: type[T], default: T, *, prefix: str = "") -> T:
+    """The value called `name`, which must be of type `kind` where it is given. `prefix` says where `values` stand."""
     value = values.get(name)
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise RequestError(f"{name} = {shown(value)}: must be {_NAMES[kind]}", field=name)
+        raise must_be(_NAMES[kind], prefix + name, value)
     return value
+
+
+def must_be(allowed: str, field: str, value: Any) -> RequestError:
+    """The refusal of a value that is not what it must be."""
+    return RequestError(f"{field} = {shown(value)}: must be {allowed}", field=field)
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -60,7 +65,7 @@ def _utf8(body: bytes) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise _bad(f"the body is no JSON: {name} is no JSON number")
 
 
 def _bad(message: str) -> RequestError:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rtk.errors import RequestError
 from rtk.schedule.params import check_text, shown
-from rtk.serve.http.fields import Ignored
+from rtk.serve.http.body import must_be
+from rtk.serve.http.fields import Ignored, not_supported
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """What each role is called in templates: few of them know developers, who rank like the system."""
@@ -17,16 +17,16 @@ _LATER = ("tool_calls", "function_call", "tool_call_id", "audio")
 def read_messages(value: Any, ignored: Ignored) -> list[dict[str, Any]]:
     """Messages with text contents. Raises `RequestError` naming the place of what cannot be used."""
     if not isinstance(value, list):
-        raise RequestError(f"messages = {shown(value)}: must be a list of messages", field="messages")
+        raise must_be("a list of messages", "messages", value)
     return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(value)]
 
 
 def _message(message: Any, place: str, ignored: Ignored) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise _wrong(place, message, 'an object with "role" and "content"')
+        raise must_be('an object with "role" and "content"', place, message)
     for name, value in message.items():
         if name in _LATER and value not in (None, []):
-            raise _not_yet(f"{place}.{name}")
+            raise not_supported(f"{place}.{name}")
         if name not in _READ and name not in _LATER:
             ignored.note(f"{place}.{name}")
     result = {"role": _role(message.get("role"), f"{place}.role")}
@@ -39,9 +39,9 @@ def _message(message: Any, place: str, ignored: Ignored) -> dict[str, Any]:
 
 def _role(role: Any, place: str) -> str:
     if role in ("tool", "function"):
-        raise _not_yet(f"role {role}", place)
+        raise not_supported(f"role {role}", place)
     if not isinstance(role, str) or role not in ROLES:
-        raise _wrong(place, role, f"one of {', '.join(ROLES)}")
+        raise must_be(f"one of {', '.join(ROLES)}", place, role)
     return ROLES[role]
 
 
@@ -54,22 +54,14 @@ def _content(content: Any, place: str) -> str:
 
 def _part(part: Any, place: str) -> str:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-        raise _wrong(place, part, 'an object such as {"type": "text", "text": "…"}')
+        raise must_be('an object such as {"type": "text", "text": "…"}', place, part)
     if part["type"] != "text":
-        raise _not_yet(f"{place}: {shown(part['type'])}", f"{place}.type")
+        raise not_supported(f"{place}: {shown(part['type'])}", f"{place}.type")
     return _text(part.get("text"), f"{place}.text")
 
 
 def _text(value: Any, place: str, allowed: str = "a string") -> str:
     if not isinstance(value, str):
-        raise _wrong(place, value, allowed)
+        raise must_be(allowed, place, value)
     check_text(value, field=place)
     return value
-
-
-def _wrong(place: str, value: Any, allowed: str) -> RequestError:
-    return RequestError(f"{place} = {shown(value)}: must be {allowed}", field=place)
-
-
-def _not_yet(what: str, place: str | None = None) -> RequestError:
-    return RequestError(f'"{what}" is not supported yet', field=place or what, code="not_supported")

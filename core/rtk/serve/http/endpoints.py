@@ -1,12 +1,13 @@
 """What every group of endpoints has: the manager, the settings, and how to read a body."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
 from rtk.errors import RequestError
-from rtk.serve.http.body import read_object
+from rtk.serve.http.body import must_be, read_object
 from rtk.serve.http.fields import Ignored, Scope, read_fields
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -22,6 +23,8 @@ class HttpSettings:
     """Prompts in one request."""
     strict_fields: bool = False
     """Refuse fields that rtk does not know, instead of naming them in the answer."""
+    admin: bool = True
+    """Whether whoever reaches the server may run it: empty the cache, see the configuration."""
 
 
 class Endpoints:
@@ -37,8 +40,16 @@ class Endpoints:
         ignored = Ignored(strict=self.settings.strict_fields)
         return read_fields(body, scope, ignored), ignored
 
-    def check_batch(self, size: int, name: str) -> None:
-        """Raises `RequestError` for more prompts than one request may have."""
+    def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:
+        """Each prompt of a batch by what the client calls it.
+
+        Raises `RequestError` for more than one request may have, or one that is not of type `kind`.
+        """
         limit = self.settings.max_batch
-        if size > limit:
-            raise RequestError(f"{name}: {size} prompts in one request; at most {limit}", field=name)
+        if len(prompts) > limit:
+            raise RequestError(f"{name}: {len(prompts)} prompts in one request; at most {limit}", field=name)
+        named = {f"{name}[{i}]": prompt for i, prompt in enumerate(prompts)}
+        for place, prompt in named.items():
+            if not isinstance(prompt, kind):
+                raise must_be(allowed, place, prompt)
+        return named

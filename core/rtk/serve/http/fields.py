@@ -25,10 +25,11 @@ class Scope(enum.Flag):
     GENERATE = enum.auto()
     SAMPLING = enum.auto()
     """Inside `sampling_params` of `/generate`."""
+    ABORT = enum.auto()
 
 
 OPENAI = Scope.COMPLETIONS | Scope.CHAT
-ANYWHERE = OPENAI | Scope.GENERATE | Scope.SAMPLING
+GENERATING = OPENAI | Scope.GENERATE | Scope.SAMPLING
 
 
 class Kind(enum.Enum):
@@ -57,22 +58,23 @@ def _read(scope: Scope, *names: str) -> Iterable[Field]:
 
 
 def _later(*names: str, neutral: tuple[Any, ...] = ()) -> Iterable[Field]:
-    return (Field(name, ANYWHERE, Kind.LATER, neutral) for name in names)
+    return (Field(name, GENERATING, Kind.LATER, neutral) for name in names)
 
 
 def _ignored(*names: str) -> Iterable[Field]:
-    return (Field(name, ANYWHERE, Kind.IGNORED) for name in names)
+    return (Field(name, GENERATING, Kind.IGNORED) for name in names)
 
+
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids")
+"""Parameters that every endpoint calls what the scheduler calls them."""
 
 _TEXT_ONLY: dict[str, Any] = {"type": "text"}
 
 FIELDS: tuple[Field, ...] = (
     *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
-    *_read(OPENAI | Scope.GENERATE, "stream", "rid"),
-    *_read(
-        OPENAI | Scope.SAMPLING,
-        *("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids"),
-    ),
+    *_read(OPENAI | Scope.GENERATE, "stream"),
+    *_read(OPENAI | Scope.GENERATE | Scope.ABORT, "rid"),
+    *_read(OPENAI | Scope.SAMPLING, *SAMPLING_NAMES),
     *_read(Scope.COMPLETIONS, "prompt"),
     *_read(Scope.CHAT, "messages", "chat_template_kwargs"),
     *_read(Scope.GENERATE, "text", "input_ids", "sampling_params", "return_ids"),
@@ -167,10 +169,13 @@ def read_fields(body: Mapping[str, Any], scope: Scope, ignored: Ignored, *, pref
         elif field.kind is Kind.READ:
             values[name] = value
         elif not any(_same(value, neutral) for neutral in field.neutral):
-            raise RequestError(
-                f'"{prefix}{name}" is not supported yet; leave it out', field=prefix + name, code="not_supported"
-            )
+            raise not_supported(prefix + name)
     return values
+
+
+def not_supported(what: str, field: str | None = None) -> RequestError:
+    """The refusal of what rtk does not have yet; `field` is where it stands, by default `what` itself."""
+    return RequestError(f'"{what}" is not supported yet; leave it out', field=field or what, code="not_supported")
 
 
 def _same(value: Any, neutral: Any) -> bool:

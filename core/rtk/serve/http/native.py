@@ -14,23 +14,16 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.schedule.messages import Finish
-from rtk.schedule.params import shown
-from rtk.serve.http.body import typed
+from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
-from rtk.serve.http.fields import Ignored, Scope, read_fields
+from rtk.serve.http.fields import SAMPLING_NAMES, Ignored, Scope, read_fields
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Part, Tally
 from rtk.serve.protocol import GenerateRequest
 
 _PLACE = "sampling_params."
-_NAMES = {
-    name: _PLACE + name
-    for name in (
-        *("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids"),
-        *("max_new_tokens", "min_new_tokens"),
-    )
-}
+_NAMES = {name: _PLACE + name for name in (*SAMPLING_NAMES, "max_new_tokens", "min_new_tokens")}
 
 
 class Native(Endpoints):
@@ -61,16 +54,15 @@ class Native(Endpoints):
         if len(given) != 1:
             raise RequestError(f"{' and '.join(given) or 'nothing'} given: send either text or input_ids", field="text")
         name, prompt = given[0], values[given[0]]
-        one, many = (str, "a string") if name == "text" else (list, "a list of token ids")
+        kind, allowed = (str, "a string") if name == "text" else (list, "a list of token ids")
         batch = isinstance(prompt, list) and (name == "text" or bool(prompt and isinstance(prompt[0], list)))
-        if batch and not prompt:
+        if not batch:
+            if not isinstance(prompt, kind):
+                raise must_be(allowed, name, prompt)
+            return {name: prompt}, False
+        if not prompt:
             raise RequestError(f"{name} is empty: a batch has at least one prompt", field=name, code="empty_prompt")
-        prompts = {f"{name}[{i}]": item for i, item in enumerate(prompt)} if batch else {name: prompt}
-        for place, item in prompts.items():
-            if not isinstance(item, one):
-                raise RequestError(f"{place} = {shown(item)}: must be {many}", field=place)
-        self.check_batch(len(prompts), name)
-        return prompts, batch
+        return self.batch(name, prompt, kind, allowed), True
 
     def _sampling(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
         given = typed(values, "sampling_params", dict, {})
@@ -95,7 +87,7 @@ def _rids(values: Mapping[str, Any], size: int, *, batch: bool) -> tuple[str, li
         return rid, [None] * size
     if not batch or not isinstance(rid, list) or len(rid) != size or not all(isinstance(item, str) for item in rid):
         allowed = f"a string, or a list of {size} strings" if batch else "a string"
-        raise RequestError(f"rid = {shown(rid)}: must be {allowed}", field="rid")
+        raise must_be(allowed, "rid", rid)
     return uuid.uuid4().hex, rid
 
 

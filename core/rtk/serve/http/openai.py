@@ -15,19 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.schedule.params import shown
-from rtk.serve.http.body import typed
+from rtk.schedule.params import MAX_COUNT, shown
+from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import read_messages
 from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.errors import json_response
-from rtk.serve.http.fields import Ignored, Scope
+from rtk.serve.http.fields import SAMPLING_NAMES, Ignored, Scope
 from rtk.serve.http.shapes import ChatShape, CompletionShape, Shape
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Tally
 from rtk.serve.protocol import Chat, GenerateRequest
 from rtk.serve.tokenizer_manager import TokenizerManager
 
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids")
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
@@ -100,15 +99,11 @@ class OpenAI(Endpoints):
         if isinstance(prompt, str):
             return {"prompt": prompt}
         if not isinstance(prompt, list):
-            raise _no_prompt("prompt", prompt, "a string, a list of token ids, or a list of either")
+            raise must_be("a string, a list of token ids, or a list of either", "prompt", prompt)
         if not prompt or not isinstance(prompt[0], str | list):
             return {"prompt": prompt}
-        self.check_batch(len(prompt), "prompt")
         kind, allowed = (str, "a string") if isinstance(prompt[0], str) else (list, "a list of token ids")
-        for i, item in enumerate(prompt):
-            if not isinstance(item, kind):
-                raise _no_prompt(f"prompt[{i}]", item, f"{allowed}, like prompt[0]")
-        return {f"prompt[{i}]": item for i, item in enumerate(prompt)}
+        return self.batch("prompt", prompt, kind, f"{allowed}, like prompt[0]")
 
     def _stream_options(self, values: Mapping[str, Any], ignored: Ignored, *, stream: bool) -> _StreamOptions:
         given = typed(values, "stream_options", dict, None)
@@ -116,13 +111,11 @@ class OpenAI(Endpoints):
             return _StreamOptions()
         if not stream:
             raise RequestError("stream_options: only allowed with stream = true", field="stream_options")
-        read = {}
-        for name, value in given.items():
-            if name not in _StreamOptions.__slots__:
-                ignored.note(f"stream_options.{name}")
-            elif value is not None:
-                read[name] = typed({f"stream_options.{name}": value}, f"stream_options.{name}", bool, False)
-        return _StreamOptions(**read)
+        place, names = "stream_options.", _StreamOptions.__slots__
+        for name in given:
+            if name not in names:
+                ignored.note(place + name)
+        return _StreamOptions(*(typed(given, name, bool, False, prefix=place) for name in names))
 
     # --- answering ----------------------------------------------------------------------------------------------
 
@@ -182,7 +175,7 @@ class OpenAI(Endpoints):
 
 def _sampling(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Sampling parameters by the scheduler's names, and what the client calls those."""
-    sampling = {name: values[name] for name in _SAMPLING if name in values}
+    sampling = {name: values[name] for name in SAMPLING_NAMES if name in values}
     names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
     if "min_tokens" in values:
         sampling["min_new_tokens"] = values["min_tokens"]
@@ -190,13 +183,9 @@ def _sampling(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
         if name not in values:
             continue
         length = values[name]
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise RequestError(f"{name} = {shown(length)}: must be an integer from 1 up, or null", field=name)
+        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= MAX_COUNT:
+            raise must_be(f"an integer from 1 to {MAX_COUNT}, or null", name, length)
         if sampling.setdefault("max_new_tokens", length) != length:
             raise RequestError(f"{' and '.join(_LENGTHS)} differ; send one of them", field=name)
         names["max_new_tokens"] = name
     return sampling, names
-
-
-def _no_prompt(name: str, value: Any, allowed: str) -> RequestError:
-    return RequestError(f"{name} = {shown(value)}: must be {allowed}", field=name)

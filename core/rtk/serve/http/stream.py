@@ -92,7 +92,6 @@ class _EventStream(Response):
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for item in self._events:
             await send({"type": "http.response.body", "body": item, "more_body": True})
-            await asyncio.sleep(
-                0
-            )  # with a backlog nothing else here waits: let the others run, and a departure be seen
+            # With a backlog nothing else here waits: let the others run, and a departure be seen.
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
