@@ -37,53 +37,54 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
     from rtk.model.loader import load_model
-    from rtk.model.memory import free_bytes, pool_size
     from rtk.model.probe import check_backend, probe
     from rtk.model.runner import ModelRunner
 
-    device = _device(config)
-    loaded = load_model(
-        folder, dtype=config.model.dtype, device=device, trust_remote_code=config.model.trust_remote_code
-    )
-    context_length = _context_length(config, loaded.facts)
+    device, trust = _device(config), config.model.trust_remote_code
+    loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     entry = registry.get("attention", config.attention.backend)
     backend = entry.build(config.attention.options())
     needs = probe(loaded)
+    check_backend(entry.plugin.name, backend.capabilities, needs, loaded.device, config.cache.page_size)
+    layout = backend.layout(needs.shape, config.cache.page_size, needs.dtype)
+    limits, reason = _limits(config, loaded, layout.bytes_per_slot)
     fuse_layers(loaded)
-    page_size = config.cache.page_size
-    check_backend(entry.plugin.name, backend.capabilities, needs, loaded.device, page_size)
-    layout = backend.layout(needs.shape, page_size, needs.dtype)
+    pool = KVPool(layout, limits.pool_tokens, loaded.device)
+    rows, context = limits.max_running + 1, limits.context_length
+    runner = ModelRunner(loaded, backend, pool, rows=rows, context_length=context)
+    return Computing(
+        executor=InlineExecutor(runner, min(vocab_size, loaded.facts.vocab_size)),
+        limits=limits,
+        end_tokens=frozenset(loaded.facts.end_tokens),
+        generation_config=loaded.facts.generation_config,
+        summary=_summary(folder, loaded, entry.plugin.name, limits, reason),
+    )
+
+
+def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple[Limits, str]:
+    """The sizes that requests are measured against, and how the pool's came about."""
+    from rtk.model.memory import free_bytes, pool_size
+
+    page_size, max_running = config.cache.page_size, config.schedule.max_running
+    context_length = _context_length(config, loaded.facts)
     size = pool_size(
         free=free_bytes(loaded.device),
         device=loaded.device.type,
         mem_fraction=config.cache.mem_fraction,
         pool_tokens=config.cache.pool_tokens,
-        bytes_per_slot=layout.bytes_per_slot,
+        bytes_per_slot=bytes_per_slot,
         page_size=page_size,
-        max_running=config.schedule.max_running,
+        max_running=max_running,
         context_length=context_length,
     )
     limits = Limits(
         context_length=context_length,
         pool_tokens=size.slots,
         page_size=page_size,
-        max_running=config.schedule.max_running,
+        max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
     )
-    runner = ModelRunner(
-        loaded,
-        backend,
-        KVPool(layout, size.slots, loaded.device),
-        rows=limits.max_running + 1,
-        context_length=context_length,
-    )
-    return Computing(
-        executor=InlineExecutor(runner, min(vocab_size, loaded.facts.vocab_size)),
-        limits=limits,
-        end_tokens=frozenset(loaded.facts.end_tokens),
-        generation_config=loaded.facts.generation_config,
-        summary=_summary(folder, loaded, entry.plugin.name, limits, size.reason),
-    )
+    return limits, size.reason
 
 
 def _device(config: Config) -> str:
