@@ -50,7 +50,7 @@ class Tree:
 
     def shape(self):
         """The nodes as (start, size), by start and then id."""
-        return sorted((node.start, len(node.slots)) for node in self.cache.nodes())
+        return sorted((node.start, node.size) for node in self.cache.nodes())
 
 
 def as_slots(slots):

@@ -33,7 +33,7 @@ def state(h):
     pools = h.scheduler._pools
     nodes = [(n.id, n.start, n.tokens, n.slots.tolist(), n.locks, n.hits, n.last_use) for n in pools.cache.nodes()]
     requests = [(r.rid, r.row, r.capacity, r.computed_len, r.lease, r.status) for r in h.scheduler._requests.values()]
-    free = pools.allocator._stack[: pools.allocator._top].tolist()
+    free = sorted(pools.allocator._end.items()), bytes(pools.allocator._taken)
     return copy.deepcopy((sorted(nodes), free, pools.table._free, pools.cache._tick)), requests
 
 

@@ -1,22 +1,28 @@
 """The nodes of the prefix cache's trees, and what a look-up finds among them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from rtk.cache.key import Namespace
+import numpy as np
+
+from rtk.cache.key import TOKEN_BYTES, Namespace
 from rtk.cache.slots import Slots
 from rtk.plugin.eviction import NodeView
+
+NO_CHILDREN: dict[bytes, "Node"] = {}
+"""Shared by all leaves, and never written: a dictionary of its own would cost each of them 64 bytes."""
 
 
 class Node:
     """An edge of the tree and what hangs below it.
 
-    Invariants: `len(tokens) == TOKEN_BYTES * len(slots)`, a multiple of the page size; `locks` is the number of leases
-    that run through the node, hence never less than any child's.
+    Invariants: `tokens` and, where its K/V is on the device, `packed` have 4 bytes for each of `size` tokens, whole
+    pages; `locks` is the number of leases that run through the node, hence never less than any child's; a node on the
+    device has a parent on the device.
     """
 
     __slots__ = (
+        "below",
         "children",
         "created",
         "heap_key",
@@ -24,47 +30,82 @@ class Node:
         "id",
         "last_use",
         "locks",
-        "namespace",
+        "packed",
         "parent",
-        "slots",
+        "priority",
+        "size",
         "start",
+        "states",
+        "stored",
         "tokens",
     )
 
-    def __init__(self, id: int, namespace: Namespace, tokens: bytes, slots: Slots, parent: "Node | None", tick: int):
+    def __init__(self, id: int, tokens: bytes, packed: bytes, parent: "Node | None", tick: int):
         self.id = id
-        self.namespace = namespace
         self.tokens = tokens
-        self.slots = slots
+        self.packed = packed
+        """The slots of the tokens, packed like tokens; empty while the K/V is not on the device."""
+        self.size = len(tokens) // TOKEN_BYTES
         self.parent = parent
-        self.start: int = parent.start + len(parent.slots) if parent else 0
-        self.children: dict[bytes, Node] = {}
+        self.start: int = parent.start + parent.size if parent is not None else 0
+        self.children: dict[bytes, Node] = NO_CHILDREN
+        """By first page."""
+        self.below = 0
+        """Children whose K/V is on the device."""
         self.locks = 0
         self.created = self.last_use = tick
         self.hits = 0
+        self.priority = 0
         self.heap_key: tuple[Any, ...] | None = None
+        self.states: tuple[Any, ...] = ()
+        """What the cache's components keep for these tokens, one entry each, or nothing at all."""
+        self.stored: Any = None
+        """The tier's handle of a copy of the K/V."""
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of the tokens, [size] int32, read-only; [0] while the K/V is not on the device."""
+        return np.frombuffer(self.packed, dtype=np.int32)
 
     @property
     def is_evictable_leaf(self) -> bool:
         """Whether the node may be evicted now."""
-        return not self.locks and not self.children and self.parent is not None
+        return not self.locks and not self.below and self.parent is not None and bool(self.packed)
 
     def view(self) -> NodeView:
         """The facts that a policy sees."""
-        return NodeView(self.id, len(self.slots), self.start, self.created, self.last_use, self.hits)
+        return NodeView(self.id, self.size, self.start, self.created, self.last_use, self.hits, self.priority)
+
+    def adopt(self, page: bytes, child: "Node") -> None:
+        """Hang `child` below, or in the place of the child with the same first page. O(1)."""
+        if self.children is NO_CHILDREN:
+            self.children = {page: child}
+        else:
+            self.children[page] = child
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Root(Node):
+    """Where the sequences of one namespace begin. Holds no tokens."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, id: int, namespace: Namespace, tick: int) -> None:
+        super().__init__(id, b"", b"", None, tick)
+        self.namespace = namespace
+
+
+class Match(NamedTuple):
     """What `peek` found: the longest cached prefix, in whole pages. Valid for the tree's `version` of then."""
 
     length: int
-    """Tokens."""
+    """Tokens whose state is on the device and complete."""
     node: Node | None
     """The deepest node of the prefix; None when the length is 0."""
     offset: int
     """Tokens of `node` that belong to the prefix, at least one page."""
     version: int
+    stored: int = 0
+    """Tokens that follow the prefix and lie in the tier."""
 
     def path(self) -> Iterator[tuple[Node, int]]:
         """(node, tokens of it that belong to the prefix), from the deepest to the first. O(d)."""
@@ -72,18 +113,20 @@ class Match:
         while node is not None and node.parent is not None:
             yield node, used
             node = node.parent
-            used = len(node.slots)
+            used = node.size
 
 
 NO_MATCH = Match(0, None, 0, -1)
 
 
-@dataclass(slots=True)
 class LockLedger:
     """A plan's own account of which evictable tokens would be protected. The tree is not touched."""
 
-    moved: dict[int, int] = field(default_factory=dict)
-    """Tokens from the start of a node (by id) that earlier candidates of this plan already lock."""
+    __slots__ = ("moved",)
+
+    def __init__(self) -> None:
+        self.moved: dict[int, int] = {}
+        """Tokens from the start of a node (by id) that earlier candidates of this plan already lock."""
 
     def move(self, match: Match) -> None:
         """Count the path of an admitted candidate as locked. O(d)."""

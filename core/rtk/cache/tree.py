@@ -7,14 +7,18 @@ K/V. Times are logical ticks: one for each `acquire` and each `Lease.grow`.
 Complexities: n is the length of a key in tokens (compared at memory speed), d the number of nodes on its path.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from rtk.cache.evictions import Evicted, EvictionLog
 from rtk.cache.heap import EvictionHeap
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
 from rtk.cache.lease import Grown, Lease
-from rtk.cache.node import NO_MATCH, LockLedger, Match, Node
+from rtk.cache.node import NO_CHILDREN, NO_MATCH, LockLedger, Match, Node, Root
+from rtk.cache.seams import Component, Tier
 from rtk.cache.slots import EMPTY, SlotAllocator, Slots
 from rtk.plugin.guard import GuardedEviction
 
@@ -22,8 +26,20 @@ from rtk.plugin.guard import GuardedEviction
 class PrefixCache:
     """The tree, its books and its eviction. Not thread-safe: it belongs to the scheduler's thread."""
 
-    def __init__(self, allocator: SlotAllocator, policy: GuardedEviction, *, enabled: bool = True) -> None:
-        """With `enabled` false nothing is ever cached: matches are empty and grown leases hold nothing."""
+    def __init__(
+        self,
+        allocator: SlotAllocator,
+        policy: GuardedEviction,
+        *,
+        enabled: bool = True,
+        clock: Callable[[], float] = time.time,
+        components: Sequence[Component] = (),
+        tier: Tier | None = None,
+    ) -> None:
+        """With `enabled` false nothing is ever cached: matches are empty and grown leases hold nothing.
+
+        `clock` answers seconds, for the log of evictions.
+        """
         self.enabled = enabled
         self.page_size = allocator.page_size
         self.evictable = 0
@@ -32,14 +48,21 @@ class PrefixCache:
         """Tokens in locked nodes."""
         self.evicted = 0
         """Tokens evicted since the start."""
+        self.created_nodes = 0
+        """Nodes made since the start, roots and halves of splits included."""
+        self.log = EvictionLog()
+        self._clock = clock
+        self._page_bytes = allocator.page_size * TOKEN_BYTES
         self._allocator = allocator
         self._policy = policy
         self._heap = EvictionHeap(policy)
-        self._roots: dict[Namespace, Node] = {}
+        self._splits_rekey = bool(policy.facts & {"size", "start"})
+        self._components = tuple(components)
+        self._tier = tier
+        self._roots: dict[Namespace, Root] = {}
         self._leases: set[Lease] = set()
         self._tick = 0
         self._version = 0
-        self._next_id = 0
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -48,152 +71,248 @@ class PrefixCache:
         root = self._roots.get(key.namespace)
         if root is None:
             return NO_MATCH
-        node, used, position = self._walk(root, key.tokens, self._whole_pages(key, limit))
-        return Match(position // TOKEN_BYTES, node, used, self._version) if position else NO_MATCH
+        tokens = key.tokens
+        end = self._whole_pages(len(tokens) if limit is None else min(len(tokens), max(0, limit) * TOKEN_BYTES))
+        node, position, used = self.walk(root, tokens, end)
+        match = Match(position // TOKEN_BYTES, node, used, self._version) if position else NO_MATCH
+        if self._components and position:
+            match = self._served_by_all(match)
+        if self._tier is not None:
+            match = match._replace(stored=self._stored(node, tokens, position, end))
+        return match
 
-    def _whole_pages(self, key: Key, limit: int | None) -> int:
-        """The usable length of a key, in bytes."""
-        tokens = key.length if limit is None else max(0, min(limit, key.length))
-        return (tokens - tokens % self.page_size) * TOKEN_BYTES
+    def _whole_pages(self, length: int) -> int:
+        """`length` in bytes, without what does not fill a page."""
+        return length - length % self._page_bytes
 
-    def _walk(self, node: Node, tokens: bytes, end: int) -> tuple[Node, int, int]:
-        """Follow `tokens[:end]` down: the deepest node reached, tokens used of it, bytes matched."""
-        page = self.page_size * TOKEN_BYTES
-        position = used = 0
+    def walk(self, node: Node, tokens: bytes, end: int) -> tuple[Node, int, int]:
+        """Follow `tokens[:end]` down the nodes on the device.
+
+        Answers the deepest node reached, the bytes matched, and how many tokens of that node they end after. O(n + d).
+        """
+        page, position = self._page_bytes, 0
         while position < end:
             child = node.children.get(tokens[position : position + page])
-            if child is None:
+            if child is None or not child.packed:
                 break
-            size = len(child.tokens)
-            same = common_prefix(tokens, position, child.tokens, 0, min(size, end - position))
-            same -= same % page
-            node, used = child, same // TOKEN_BYTES
-            position += same
-            if same < size:
+            segment = child.tokens
+            stop = position + len(segment)
+            if stop > end or not tokens.startswith(segment, position):
+                same = self._whole_pages(common_prefix(tokens, position, segment, 0, min(len(segment), end - position)))
+                return child, position + same, same // TOKEN_BYTES
+            node, position = child, stop
+        return node, position, node.size
+
+    def _served_by_all(self, match: Match) -> Match:
+        """The longest prefix of a match that every component can serve. Each may only shorten it."""
+        path = list(match.path())[::-1]
+        length, settled = match.length, False
+        while path and not settled:
+            usable = min(component.usable(path) for component in self._components)
+            settled, length = usable == length, usable - usable % self.page_size
+            while path and path[-1][0].start >= length:
+                path.pop()
+            if path:
+                path[-1] = (path[-1][0], length - path[-1][0].start)
+        return Match(length, *path[-1], self._version) if path else NO_MATCH
+
+    def _stored(self, node: Node, tokens: bytes, position: int, end: int) -> int:
+        """Tokens that follow on the device's part of a match and lie in the tier."""
+        begin, page = position, self._page_bytes
+        while position < end:
+            child = node.children.get(tokens[position : position + page])
+            if child is None or child.packed:
                 break
-        return node, used, position
+            limit = min(len(child.tokens), end - position)
+            same = self._whole_pages(common_prefix(tokens, position, child.tokens, 0, limit))
+            node, position = child, position + same
+            if same < len(child.tokens):
+                break
+        return (position - begin) // TOKEN_BYTES
 
     def lock_cost(self, match: Match, ledger: LockLedger) -> int:
         """Evictable tokens that acquiring `match` would protect, beyond those the ledger has moved. O(d). Pure."""
         return sum(max(0, used - ledger.moved.get(node.id, 0)) for node, used in match.path() if not node.locks)
 
+    def root(self, namespace: Namespace) -> Root | None:
+        """The root of a namespace, None while nothing of it is cached. O(1)."""
+        return self._roots.get(namespace)
+
+    @property
+    def namespaces(self) -> int:
+        """Namespaces that something is cached of."""
+        return len(self._roots)
+
     # --- taking and giving --------------------------------------------------------------------------------------
 
-    def acquire(self, key: Key, match: Match) -> Lease:
+    def acquire(self, key: Key, match: Match, priority: int = 0) -> Lease:
         """Lock the matched prefix and count the hit. Splits the last node where the match ends inside it. O(n + d).
 
         `match` may be of an older version of the tree, as long as its prefix is still cached; otherwise the lease is
-        shorter than the match was.
+        shorter than the match was. What the lease runs through is raised to `priority`.
         """
         if match.version != self._version:
             match = self.peek(key, match.length)
-        self._tick += 1
-        lease = Lease(self, key.namespace)
+        self._tick = tick = self._tick + 1
+        lease = Lease(self, key.namespace, priority)
         self._leases.add(lease)
-        if match.node is not None:
-            lease.node = self._split(match.node, match.offset) if match.offset < len(match.node.slots) else match.node
-            lease.length = match.length
-            self._lock_path(lease.node)
-        return lease
-
-    def _lock_path(self, node: Node | None) -> None:
-        while node is not None and node.parent is not None:
-            self._lock(node)
+        node = match.node
+        if node is None:
+            return lease
+        if match.offset < node.size:
+            node = self._split(node, match.offset)
+        elif node.heap_key is not None:
+            self._heap.void(node)
+        lease.node, lease.length = node, match.length
+        taken, told = 0, self._policy.on_hit
+        while (parent := node.parent) is not None:
+            if not node.locks:
+                taken += node.size
+            node.locks += 1
             node.hits += 1
-            self._policy.on_hit(node.view())
-            node = node.parent
-
-    def _lock(self, node: Node) -> None:
-        """One more lease through `node`, which counts as an access."""
-        if not node.locks:
-            self.evictable -= len(node.slots)
-            self.protected += len(node.slots)
-        node.locks += 1
-        node.last_use = self._tick
-
-    def _unlock(self, node: Node) -> None:
-        node.locks -= 1
-        if not node.locks:
-            self.protected -= len(node.slots)
-            self.evictable += len(node.slots)
-            if not node.children:
-                self._heap.offer(node)
+            node.last_use = tick
+            if node.priority < priority:
+                node.priority = priority
+            if told is not None:
+                told(node.view())
+            node = parent
+        self.evictable -= taken
+        self.protected += taken
+        return lease
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut `node` after `at` tokens; the new upper half is returned. The lower half keeps the id.
 
-        Both halves keep created, last use, hits and locks. O(size of the node).
+        Both halves keep created, last use, hits, priority and locks. O(size of the node).
         """
-        parent, page = _parent(node), self.page_size * TOKEN_BYTES
-        cut = at * TOKEN_BYTES
-        upper = self._new_node(node.namespace, node.tokens[:cut], node.slots[:at].copy(), parent)
-        upper.created, upper.last_use, upper.hits, upper.locks = node.created, node.last_use, node.hits, node.locks
-        parent.children[node.tokens[:page]] = upper
-        node.tokens, node.slots = node.tokens[cut:], node.slots[at:].copy()
-        node.parent, node.start = upper, node.start + at
-        upper.children[node.tokens[:page]] = node
+        parent, page, cut = _parent(node), self._page_bytes, at * TOKEN_BYTES
+        upper = self._new_node(node.tokens[:cut], node.packed[:cut], parent)
+        upper.created, upper.last_use, upper.hits = node.created, node.last_use, node.hits
+        upper.priority, upper.locks = node.priority, node.locks
+        upper.below = 1 if node.packed else 0
+        if node.states:
+            halves = [
+                (None, None) if state is None else component.split(state, at, node.size)
+                for component, state in zip(self._components, node.states, strict=True)
+            ]
+            upper.states, node.states = tuple(half[0] for half in halves), tuple(half[1] for half in halves)
+        if node.stored is not None and self._tier is not None:
+            upper.stored, node.stored = self._tier.split(node.stored, at, node.size)
+        parent.adopt(node.tokens[:page], upper)
+        node.tokens, node.packed = node.tokens[cut:], node.packed[cut:]
+        node.parent, node.start, node.size = upper, node.start + at, node.size - at
+        upper.adopt(node.tokens[:page], node)
         self._version += 1
-        if node.is_evictable_leaf:
+        if self._splits_rekey and node.is_evictable_leaf:
             self._heap.offer(node)
         return upper
 
-    def _new_node(self, namespace: Namespace, tokens: bytes, slots: Slots, parent: Node | None) -> Node:
-        self._next_id += 1
-        return Node(self._next_id, namespace, tokens, slots, parent, self._tick)
+    def _new_node(self, tokens: bytes, packed: bytes, parent: Node) -> Node:
+        self.created_nodes += 1
+        return Node(self.created_nodes, tokens, packed, parent, self._tick)
 
     # --- called by Lease ----------------------------------------------------------------------------------------
 
     def grow_lease(self, lease: Lease, tokens: bytes, slots: Slots) -> Grown:
         """See `Lease.grow`."""
-        page = self.page_size * TOKEN_BYTES
-        begin = position = lease.length
-        end = len(slots) - len(slots) % self.page_size
-        if end <= begin or not self.enabled:
+        begin, count = lease.length, len(slots)
+        count -= count % self.page_size
+        if count <= begin or not self.enabled:
             return Grown(begin, EMPTY, EMPTY)
         self._tick += 1
         node = lease.node or self._root(lease.namespace)
-        canonical: list[Slots] = []
+        page, position, end = self._page_bytes, begin * TOKEN_BYTES, count * TOKEN_BYTES
+        canonical: list[bytes] = []
         while position < end:
-            offset = position * TOKEN_BYTES
-            child = node.children.get(tokens[offset : offset + page])
+            child = node.children.get(tokens[position : position + page])
             if child is None:
-                child = self._hang(node, tokens[offset : end * TOKEN_BYTES], slots[position:end].copy())
+                child = self._hang(node, tokens[position:end], slots[position // TOKEN_BYTES : count].tobytes())
+                child.priority = lease.priority
             else:
-                limit = min(len(child.tokens), end * TOKEN_BYTES - offset)
-                same = common_prefix(tokens, offset, child.tokens, 0, limit)
-                same -= same % page
-                if same < len(child.tokens):
+                segment = child.tokens
+                stop = position + len(segment)
+                if stop > end or not tokens.startswith(segment, position):
+                    limit = min(len(segment), end - position)
+                    same = self._whole_pages(common_prefix(tokens, position, segment, 0, limit))
                     child = self._split(child, same // TOKEN_BYTES)
-                canonical.append(child.slots)
-            self._lock(child)
-            position += len(child.slots)
+                if child.packed:
+                    canonical.append(child.packed)
+                else:
+                    self._bring_back(node, child, slots[child.start : child.start + child.size])
+                self._lock(child, lease.priority)
+            position += child.size * TOKEN_BYTES
             node = child
-        lease.node, lease.length = node, position
-        found = sum(map(len, canonical))
-        return Grown(begin, slots[begin : begin + found].copy(), _joined(canonical))
+        lease.node, lease.length = node, count
+        if not canonical:
+            return Grown(begin, EMPTY, EMPTY)
+        found = np.frombuffer(b"".join(canonical), dtype=np.int32)
+        return Grown(begin, slots[begin : begin + len(found)].copy(), found)
 
-    def _root(self, namespace: Namespace) -> Node:
+    def _lock(self, node: Node, priority: int) -> None:
+        """One more lease through `node`, which counts as an access."""
+        if not node.locks:
+            self.evictable -= node.size
+            self.protected += node.size
+            if node.heap_key is not None:
+                self._heap.void(node)
+        node.locks += 1
+        node.last_use = self._tick
+        node.priority = max(node.priority, priority)
+
+    def _root(self, namespace: Namespace) -> Root:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = self._new_node(namespace, b"", EMPTY, None)
+            self.created_nodes += 1
+            root = self._roots[namespace] = Root(self.created_nodes, namespace, self._tick)
         return root
 
-    def _hang(self, parent: Node, tokens: bytes, slots: Slots) -> Node:
-        """A new leaf. The tokens count as evictable until the caller locks it."""
-        leaf = self._new_node(parent.namespace, tokens, slots, parent)
-        parent.children[tokens[: self.page_size * TOKEN_BYTES]] = leaf
-        self.evictable += len(slots)
+    def _hang(self, parent: Node, tokens: bytes, packed: bytes) -> Node:
+        """A new leaf, locked once."""
+        leaf = self._new_node(tokens, packed, parent)
+        leaf.locks = 1
+        parent.adopt(tokens[: self._page_bytes], leaf)
+        parent.below += 1
+        self.protected += leaf.size
         self._version += 1
-        self._policy.on_insert(leaf.view())
+        if self._policy.on_insert is not None:
+            self._policy.on_insert(leaf.view())
         return leaf
+
+    def _bring_back(self, parent: Node, node: Node, slots: Slots) -> None:
+        """A node whose K/V was off the device has it again, in `slots`; it is evictable until the caller locks it."""
+        node.packed = slots.tobytes()
+        parent.below += 1
+        self.evictable += node.size
+        self._version += 1
+
+    def attach_state(self, lease: Lease, component: str, state: Any) -> bool:
+        """See `Lease.attach`."""
+        names = [each.name for each in self._components]
+        at, node = names.index(component), lease.node
+        if node is None or (node.states and node.states[at] is not None):
+            return False
+        states = list(node.states or [None] * len(names))
+        states[at] = state
+        node.states = tuple(states)
+        self._version += 1
+        return True
 
     def release_lease(self, lease: Lease) -> None:
         """See `Lease.release`."""
         self._leases.remove(lease)
-        node = lease.node
-        while node is not None and node.parent is not None:
-            self._unlock(node)
-            node = node.parent
+        node = deepest = lease.node
+        if node is None or deepest is None:
+            return
+        given = 0
+        while (parent := node.parent) is not None:
+            node.locks -= 1
+            if not node.locks:
+                given += node.size
+            node = parent
+        self.protected -= given
+        self.evictable += given
+        if not deepest.locks and not deepest.below:
+            self._heap.offer(deepest)
 
     # --- eviction -----------------------------------------------------------------------------------------------
 
@@ -202,27 +321,69 @@ class PrefixCache:
 
         Returns the tokens given back. O(log leaves) amortised for each node.
         """
-        freed = 0
+        if tokens <= 0:
+            return 0
+        freed, told, now = 0, self._policy.on_evict, self._clock()
         while freed < tokens and (victim := self._heap.pop()) is not None:
             node, key = victim
-            freed += len(node.slots)
-            view = node.view()
-            self._remove(node)
-            self._policy.on_evict(view, key)
+            freed += node.size
+            view = node.view() if told is not None else None
+            self._vacate(node, now)
+            if view is not None and told is not None:
+                told(view, key)
         return freed
 
-    def _remove(self, node: Node) -> None:
+    def _vacate(self, node: Node, now: float) -> None:
+        """The one way off the device: the node's slots go back to the allocator.
+
+        The node leaves the tree, with whatever hangs below it in the tier, unless the tier has a copy of its K/V.
+        """
         parent = _parent(node)
-        del parent.children[node.tokens[: self.page_size * TOKEN_BYTES]]
-        node.parent = None
-        self.evictable -= len(node.slots)
-        self.evicted += len(node.slots)
+        self.evictable -= node.size
+        self.evicted += node.size
         self._version += 1
-        self._allocator.release(node.slots)
-        if parent.is_evictable_leaf:
+        parent.below -= 1
+        if self._tier is not None and node.stored is None:
+            node.stored = self._tier.store(node)
+        self._allocator.release_packed(node.packed)
+        node.packed = b""
+        if node.states:
+            self._free_states(node)
+        if node.stored is None:
+            self._take_out(parent, node, now)
+        if not parent.below and not parent.locks and parent.parent is not None:
             self._heap.offer(parent)
-        elif not parent.children and parent.parent is None:
-            del self._roots[parent.namespace]
+
+    def _take_out(self, parent: Node, node: Node, now: float) -> None:
+        page = node.tokens[: self._page_bytes]
+        place = parent.namespace if isinstance(parent, Root) else parent.id
+        self.log.add(Evicted(place, page, node.size, self._tick, now, self._policy.name))
+        del parent.children[page]
+        node.parent, node.tokens = None, b""  # a void entry of the heap may keep the node alive for a while
+        if self._tier is not None:
+            self._drop_copies(node)
+        if not parent.children:
+            parent.children = NO_CHILDREN
+            if isinstance(parent, Root):
+                del self._roots[parent.namespace]
+
+    def _drop_copies(self, node: Node) -> None:
+        """Whatever hangs below a node that leaves the tree lies in the tier, and leaves too."""
+        assert self._tier is not None, "there is no tier to drop from"
+        stack = list(node.children.values())
+        node.children = NO_CHILDREN
+        while stack:
+            child = stack.pop()
+            self._tier.drop(child.stored)
+            child.parent = None
+            stack += child.children.values()
+            child.children = NO_CHILDREN
+
+    def _free_states(self, node: Node) -> None:
+        for component, state in zip(self._components, node.states, strict=True):
+            if state is not None:
+                component.free(state)
+        node.states = ()
 
     def flush(self) -> int:
         """Evict everything that is not locked; returns the tokens given back."""
@@ -248,26 +409,30 @@ class PrefixCache:
         seen: set[int] = set()
         for node in self.nodes():
             self._check_node(node, through.get(node.id, 0))
-            seen.update(node.slots.tolist())
-            evictable += 0 if node.locks else len(node.slots)
-            protected += len(node.slots) if node.locks else 0
+            if node.packed:
+                seen.update(node.slots.tolist())
+                evictable += 0 if node.locks else node.size
+                protected += node.size if node.locks else 0
         assert (evictable, protected) == (self.evictable, self.protected), "evictable or protected is off"
         assert len(seen) == evictable + protected, "two nodes hold one slot"
         assert all(root.children for root in self._roots.values()), "an empty namespace was left behind"
+        assert not NO_CHILDREN, "the empty dictionary that leaves share was written"
 
     def _check_node(self, node: Node, leases: int) -> None:
-        parent, size = _parent(node), len(node.slots)
-        assert size and len(node.tokens) == size * TOKEN_BYTES and size % self.page_size == 0, "key and slots differ"
-        assert parent.children[node.tokens[: self.page_size * TOKEN_BYTES]] is node, "child under a wrong key"
-        assert node.start == parent.start + len(parent.slots), "node starts elsewhere than its parent ends"
+        parent, size = _parent(node), node.size
+        assert size and len(node.tokens) == size * TOKEN_BYTES and size % self.page_size == 0, "key and size differ"
+        assert len(node.packed) in (0, len(node.tokens)), "key and slots differ"
+        assert node.packed or (node.stored is not None and not node.locks), "a node is neither here nor in the tier"
+        assert parent.children[node.tokens[: self._page_bytes]] is node, "child under a wrong key"
+        assert node.start == parent.start + parent.size, "node starts elsewhere than its parent ends"
         assert node.locks == leases, f"{node.locks} locks for {leases} leases"
-        assert not node.is_evictable_leaf or node.heap_key is not None, "an evictable leaf is missing from the heap"
+        assert node.below == sum(bool(child.packed) for child in node.children.values()), "children are miscounted"
+        assert node.packed or not node.below, "a node on the device hangs below one that is not"
+        assert node.is_evictable_leaf == (node.heap_key is not None), (
+            "the heap has other nodes than the evictable leaves"
+        )
 
 
 def _parent(node: Node) -> Node:
     assert node.parent is not None, "the root has no parent"
     return node.parent
-
-
-def _joined(parts: list[Slots]) -> Slots:
-    return np.concatenate(parts) if parts else EMPTY

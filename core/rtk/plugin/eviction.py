@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
-FACTS = frozenset({"size", "start", "created", "last_use", "hits"})
+FACTS = frozenset({"size", "start", "created", "last_use", "hits", "priority"})
 """Every fact of a node that a policy may read (and declare in `EvictionPolicy.facts`)."""
 
 
@@ -22,6 +22,8 @@ class NodeView(NamedTuple):
     """Tick of the latest access: a hit, or an insertion that ran through the node."""
     hits: int
     """Requests that reused the node's tokens from the cache."""
+    priority: int = 0
+    """The highest priority of the requests that the node's tokens were held by."""
 
 
 class EvictionPolicy(ABC):
@@ -34,9 +36,10 @@ class EvictionPolicy(ABC):
     def key(self, node: NodeView) -> tuple[Any, ...]:
         """The node's place in the order of eviction: smaller goes first; ties go to the lower node id.
 
-        Must depend on nothing but the declared facts and on what the `on_*` methods were told, contain no NaN, and be
-        comparable with every other key of this policy. Called O(1) times per event on an unlocked leaf, plus once for
-        every heap entry that an eviction looks at.
+        Must depend on nothing but the declared facts and on what the `on_*` methods were told; between two events of a
+        node its key may grow, but not shrink. Its parts are of type bool, int, float (no NaN) or str: as many in every
+        key, and strings at the same places. Called O(1) times per event on an unlocked leaf, and again when an eviction
+        looks at a node if the policy overrides an `on_*` method.
         """
 
     def on_insert(self, node: NodeView) -> None:

@@ -17,6 +17,10 @@ from rtk.plugin.schedule import ORDER_LIMIT, Columns, ScheduleContext, ScheduleP
 
 log = logging.getLogger(__name__)
 
+HOST_EVICTION = "least recently used"
+KEY_TYPES = frozenset({bool, int, float, str})
+"""What eviction keys are made of: exactly these types, whose comparisons cannot fail or lie."""
+
 
 class Health:
     """Counts the faults of plugins; the first of each is logged."""
@@ -41,18 +45,32 @@ class GuardedEviction:
 
     def __init__(self, policy: EvictionPolicy, name: str, health: Health) -> None:
         self._policy = policy
-        self._name = f"eviction plugin {name!r}"
+        self._name = name
         self._health = health
-        self._shape: tuple[bool, ...] | None = None
+        self._kinds: tuple[bool, ...] | None = None
+        self._plain: set[tuple[type, ...]] = set()  # types of keys that need no second look
         self.facts = policy.facts
         self.faulted = False
         """Set once: every key given before is void and the heap must be rebuilt."""
+        self.on_insert: Callable[[NodeView], None] | None = self._teller("on_insert")
+        self.on_hit: Callable[[NodeView], None] | None = self._teller("on_hit")
+        self.on_evict: Callable[[NodeView, tuple[Any, ...]], None] | None = self._teller("on_evict")
+        self.remembers = any((self.on_insert, self.on_hit, self.on_evict))
+        """Whether keys may depend on more than a node's facts."""
+
+    @property
+    def name(self) -> str:
+        """Who picks the victims now."""
+        return f"{HOST_EVICTION}, in place of {self._name}" if self.faulted else self._name
 
     def key(self, node: NodeView) -> tuple[Any, ...]:
         """The policy's key for `node`, or the host's own `(last_use,)`. O(1)."""
         if not self.faulted:
             try:
-                return self._checked(self._policy.key(node))
+                key = self._policy.key(node)
+                if type(key) is tuple and tuple(map(type, key)) in self._plain:
+                    return key
+                return self._checked(key)
             except Exception as error:  # noqa: BLE001 - a policy may raise anything
                 self.fault(f"key() failed: {type(error).__name__}: {error}")
         return (node.last_use,)
@@ -60,40 +78,38 @@ class GuardedEviction:
     def _checked(self, key: Any) -> tuple[Any, ...]:
         if type(key) is not tuple or not key:
             raise TypeError(f"answered {key!r}, not a non-empty tuple")
-        for part in key:
-            if not isinstance(part, int | float | str) or part != part:
-                raise TypeError(f"answered {key!r}: parts must be numbers or strings, and no NaN")
-        shape = tuple(isinstance(part, str) for part in key)
-        if self._shape is None:
-            self._shape = shape
-        elif shape != self._shape:
+        types = tuple(map(type, key))
+        if not KEY_TYPES.issuperset(types) or any(part != part for part in key):
+            raise TypeError(f"answered {key!r}: parts must be bool, int, float or str, and no NaN")
+        kinds = tuple(kind is str for kind in types)
+        if self._kinds is None:
+            self._kinds = kinds
+        elif kinds != self._kinds:
             raise TypeError(f"answered {key!r}, which cannot be compared with its earlier keys")
+        if float not in types:
+            self._plain.add(types)
         return key
 
     def fault(self, problem: str) -> None:
         """Give the policy up."""
-        self._health.fault(self._name, problem, "least recently used")
+        self._health.fault(f"eviction plugin {self._name!r}", problem, HOST_EVICTION)
         self.faulted = True
 
-    def on_insert(self, node: NodeView) -> None:
-        """Pass an insertion on."""
-        self._tell(self._policy.on_insert, node)
+    def _teller(self, event: str) -> Callable[..., None] | None:
+        """Passes an event on to the policy; None if the policy does not care for it."""
+        method = getattr(self._policy, event)
+        if getattr(method, "__func__", None) is getattr(EvictionPolicy, event):
+            return None
 
-    def on_hit(self, node: NodeView) -> None:
-        """Pass a hit on."""
-        self._tell(self._policy.on_hit, node)
+        def tell(*args: Any) -> None:
+            if self.faulted:
+                return
+            try:
+                method(*args)
+            except Exception as error:  # noqa: BLE001 - a policy may raise anything
+                self.fault(f"{event}() failed: {type(error).__name__}: {error}")
 
-    def on_evict(self, node: NodeView, key: tuple[Any, ...]) -> None:
-        """Pass an eviction on."""
-        self._tell(self._policy.on_evict, node, key)
-
-    def _tell(self, method: Callable[..., None], *args: Any) -> None:
-        if self.faulted:
-            return
-        try:
-            method(*args)
-        except Exception as error:  # noqa: BLE001 - a policy may raise anything
-            self.fault(f"{method.__name__}() failed: {type(error).__name__}: {error}")
+        return tell
 
 
 class GuardedSchedule:

@@ -1,0 +1,87 @@
+"""Why a prompt hits as much as it does, and not more. Reads the tree and changes nothing."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+from rtk.cache.evictions import Evicted
+from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
+from rtk.cache.node import Node, Root
+from rtk.cache.tree import PrefixCache
+
+LOOKED_AT = 1000
+"""Continuations that are compared to find the most similar one, the latest first."""
+
+Ends = Literal["prompt", "differs", "evicted", "new"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What the cache has of a prompt. Lengths and positions are tokens."""
+
+    namespace: Namespace
+    prompt_tokens: int
+    cached_tokens: int
+    """What a request with this prompt would reuse now: whole pages, and at least one token is left to compute."""
+    matched_tokens: int
+    """How far the prompt agrees with cached content, in whole pages."""
+    ends: Ends
+    """Why the match ends: nothing but an incomplete page is left of the prompt; the cache goes on with other tokens; what
+    followed was evicted; or nothing was ever cached there, as far as the cache remembers."""
+    position: int | None = None
+    """Where the prompt differs from the most similar cached sequence; set with `differs`."""
+    token: int | None = None
+    """The prompt's token there."""
+    cached_token: int | None = None
+    """The cache's token there."""
+    evicted: Evicted | None = None
+    """Set with `evicted`."""
+
+
+def explain(cache: PrefixCache, key: Key) -> Explanation:
+    """See `Explanation`. O(n + d), and O(LOOKED_AT) page comparisons."""
+    page = cache.page_size * TOKEN_BYTES
+    end = len(key.tokens) - len(key.tokens) % page
+    root = cache.root(key.namespace)
+    node, matched, used = cache.walk(root, key.tokens, end) if root else (None, 0, 0)
+    ends: Ends = "prompt"
+    evicted, differs = None, (None, None, None)
+    if matched < end:
+        inside = node is not None and used < node.size
+        below = key.namespace if node is None or isinstance(node, Root) else node.id
+        evicted = None if inside else cache.log.find(below, key.tokens[matched : matched + page])
+        rest = _most_similar(node, used * TOKEN_BYTES, key.tokens, matched, page) if node is not None else b""
+        if evicted is not None:
+            ends = "evicted"
+        elif rest:
+            ends, differs = "differs", _difference(key.tokens, matched, rest)
+        else:
+            ends = "new"
+    position, token, cached_token = differs
+    return Explanation(
+        namespace=key.namespace,
+        prompt_tokens=key.length,
+        cached_tokens=cache.peek(key, limit=key.length - 1).length,
+        matched_tokens=matched // TOKEN_BYTES,
+        ends=ends,
+        position=position,
+        token=token,
+        cached_token=cached_token,
+        evicted=evicted,
+    )
+
+
+def _most_similar(node: Node, used: int, tokens: bytes, at: int, page: int) -> bytes:
+    """Of what the cache has after the match, the page that agrees longest with the prompt; empty if there is none."""
+    if used < len(node.tokens):
+        return node.tokens[used : used + page]
+    pages = itertools.islice(reversed(node.children), LOOKED_AT)
+    return max(pages, key=lambda other: common_prefix(tokens, at, other, 0, page), default=b"")
+
+
+def _difference(tokens: bytes, at: int, other: bytes) -> tuple[int, int, int]:
+    """(position, the prompt's token, the cache's token) of the first difference between two pages that differ."""
+    same = common_prefix(tokens, at, other, 0, len(other))
+    theirs = other[same : same + TOKEN_BYTES]
+    mine = tokens[at + same : at + same + TOKEN_BYTES]
+    return (at + same) // TOKEN_BYTES, int.from_bytes(mine, "little"), int.from_bytes(theirs, "little")

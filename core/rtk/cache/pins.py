@@ -1,0 +1,81 @@
+"""Named prefixes that stay cached: leases that no request holds, on a budget and for a time."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from rtk.cache.key import Namespace
+from rtk.cache.lease import Lease
+from rtk.cache.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One pinned prefix."""
+
+    name: str
+    lease: Lease
+    expires_s: float | None
+    """By the pins' clock; None keeps it until it is taken off."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens pinned, in whole pages."""
+        return self.lease.length
+
+    @property
+    def namespace(self) -> Namespace:
+        """Where the prefix is cached."""
+        return self.lease.namespace
+
+
+class Pins:
+    """The pins of one cache. What they hold counts as protected."""
+
+    def __init__(self, budget: int, clock: Callable[[], float]) -> None:
+        """`budget` is the most tokens that all pins together may hold."""
+        self.budget = budget
+        self.tokens = 0
+        """Tokens that are pinned; what two pins share counts once."""
+        self._clock = clock
+        self._pins: dict[str, Pin] = {}
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pins
+
+    def add(self, name: str, lease: Lease, ttl_s: float | None) -> Pin:
+        """Keep a lease under a name that is free, for `ttl_s` seconds. O(nodes pinned)."""
+        assert name not in self._pins, f"there is a pin {name!r} already"
+        expires = None if ttl_s is None else self._clock() + ttl_s
+        pin = self._pins[name] = Pin(name, lease, expires)
+        self._count()
+        return pin
+
+    def remove(self, name: str) -> Pin:
+        """Take a pin off; what it held becomes evictable. O(nodes pinned). Raises `KeyError`."""
+        pin = self._pins.pop(name)
+        pin.lease.release()
+        self._count()
+        return pin
+
+    def expire(self) -> None:
+        """Take off the pins whose time is over. O(pins)."""
+        if not self._pins:
+            return
+        now = self._clock()
+        for pin in [pin for pin in self if pin.expires_s is not None and pin.expires_s <= now]:
+            self.remove(pin.name)
+
+    def _count(self) -> None:
+        self.tokens = tokens_of(pin.lease for pin in self)
+
+
+def tokens_of(leases: Iterable[Lease]) -> int:
+    """Tokens that these leases hold together. O(nodes)."""
+    nodes: dict[int, Node] = {node.id: node for lease in leases for node in lease.nodes()}
+    return sum(node.size for node in nodes.values())
