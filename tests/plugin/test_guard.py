@@ -1,7 +1,11 @@
+import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from rtk.plugin import EvictionPolicy, NodeView, SchedulePolicy
+from rtk.plugin import Columns, EvictionPolicy, NodeView, SchedulePolicy
 from rtk.plugin.guard import GuardedEviction, GuardedSchedule, Health
 from rtk.plugin.testing.harness import Harness
 from rtk.plugin.testing.schedule import context, random_columns
@@ -79,6 +83,27 @@ def test_after_a_break_eviction_is_least_recently_used():
     ]  # of a and b, b is left
 
 
+class NotAnArray:
+    """What another library calls an array."""
+
+    dtype = np.dtype(float)
+
+    def __init__(self, count):
+        self.shape = (count,)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros(self.shape)
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise SystemExit
+
+
+def raises(error):
+    raise error
+
+
 class Ranks(SchedulePolicy):
     def __init__(self, answer):
         self.answer = answer
@@ -87,18 +112,28 @@ class Ranks(SchedulePolicy):
         return self.answer(columns)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda c: 1 / 0,
-        lambda c: (np.zeros(len(c) + 1),),
-        lambda c: (np.full(len(c), np.nan),),
-        lambda c: None,
-        lambda c: np.zeros((2, len(c) + 1)),
-        lambda c: ([0] * len(c),),
-    ],
-    ids=["raises", "wrong length", "NaN", "None", "a matrix", "a list"],
-)
+NONSENSE_RANKS = {
+    "raises": lambda c: 1 / 0,
+    "wrong length": lambda c: (np.zeros(len(c) + 1),),
+    "NaN": lambda c: (np.full(len(c), np.nan),),
+    "None": lambda c: None,
+    "a long matrix": lambda c: np.zeros((2, len(c) + 1)),
+    "a list": lambda c: ([0] * len(c),),
+    "a matrix": lambda c: np.zeros((2, len(c))),
+    "an iterator": lambda c: iter((c.id,)),
+    "objects": lambda c: (np.full(len(c), None),),
+    "complex": lambda c: (np.full(len(c), 1j * np.nan),),
+    "no time": lambda c: (np.full(len(c), "NaT", "datetime64[s]"),),
+    "strings": lambda c: (np.full(len(c), "a"),),
+    "a hidden NaN": lambda c: (np.ma.array(np.full(len(c), np.nan), mask=True),),
+    "a tensor": lambda c: (NotAnArray(len(c)),),
+    "exits": lambda c: sys.exit(3),
+    "ends": lambda c: raises(GeneratorExit()),
+    "raises what has no text": lambda c: raises(MuteError()),
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE_RANKS.values(), ids=NONSENSE_RANKS)
 def test_a_nonsense_rank_becomes_order_of_arrival(answer):
     health = Health()
     columns = random_columns(20, seed=1)
@@ -125,8 +160,15 @@ class Orders(SchedulePolicy):
 
 @pytest.mark.parametrize(
     "answer",
-    [lambda ids: ids[1:], lambda ids: [*ids, ids[0]], lambda ids: [ids[0]] * len(ids), lambda ids: [-1, *ids[1:]]],
-    ids=["one missing", "one twice more", "one for all", "a stranger"],
+    [
+        lambda ids: ids[1:],
+        lambda ids: [*ids, ids[0]],
+        lambda ids: [ids[0]] * len(ids),
+        lambda ids: [-1, *ids[1:]],
+        lambda ids: [[one] for one in ids],
+        lambda ids: itertools.count(),
+    ],
+    ids=["one missing", "one twice more", "one for all", "a stranger", "lists", "no end"],
 )
 def test_a_nonsense_order_becomes_order_of_arrival(answer):
     health = Health()
@@ -158,12 +200,163 @@ def test_requests_on_hold_are_left_out():
     assert guarded.order(columns, context()).tolist() == [5, 4, 3, 1, 0]
 
 
-@pytest.mark.parametrize("held", [lambda c: [True], lambda c: np.zeros(len(c)), lambda c: 1 / 0])
+@pytest.mark.parametrize(
+    "held",
+    [lambda c: [True], lambda c: np.zeros(len(c)), lambda c: np.zeros((len(c), 1), bool), lambda c: 1 / 0],
+)
 def test_a_nonsense_hold_holds_nobody(held):
     health = Health()
     order = GuardedSchedule(Holds(held), "odd", health).order(random_columns(3, seed=1), context())
     assert order.tolist() == [2, 1, 0]
     assert health.degraded
+
+
+def test_an_answer_is_used_as_a_plain_array():
+    class Odd(np.ndarray):
+        def __getitem__(self, index):
+            raise RuntimeError("no")
+
+        __invert__ = __getitem__
+
+    columns = random_columns(3, seed=1)
+    guarded = GuardedSchedule(Holds(lambda c: (c.id == c.id[1]).view(Odd)), "odd", Health())
+    assert guarded.order(columns, context()).tolist() == [2, 0]
+
+
+def test_columns_are_read_only():
+    columns = random_columns(3, seed=1)
+    for name in Columns.__dataclass_fields__:
+        array = getattr(columns, name)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+            array.setflags(write=True)
+        with pytest.raises(ValueError, match="cannot resize"):
+            array.resize(0, refcheck=False)
+
+
+class Spoils(SchedulePolicy):
+    """Takes whatever it is given apart."""
+
+    def rank(self, columns, ctx):
+        keys = (-columns.id,)
+        object.__setattr__(columns, "id", columns.id[:0])
+        object.__setattr__(columns, "arrival_s", None)
+        object.__setattr__(ctx, "running", -5)
+        ctx.rng.getrandbits = None
+        return keys
+
+
+def test_what_a_policy_spoils_is_its_own():
+    harness = Harness(schedule=Spoils(), max_running=1)
+    for rid in ("a", "b"):
+        harness.add(rid, [ord(rid)], max_new_tokens=1, temperature=1.0)
+    harness.step()
+    assert list(harness.finished) == ["b"]
+    harness.add("c", [1], max_new_tokens=1, temperature=1.0)  # without a seed: it gets one
+    harness.run()
+    assert list(harness.finished) == ["b", "c", "a"]
+    assert not harness.stat("plugin_faults")
+
+
+def test_a_spoilt_list_of_views_is_a_missing_answer():
+    policy = Orders(None)
+    policy.order = lambda views, ctx: views.clear() or []
+    columns = random_columns(3, seed=1)
+    assert GuardedSchedule(policy, "odd", Health()).order(columns, context()).tolist() == [0, 1, 2]
+
+
+class PrefersDecode(Ranks):
+    def __init__(self, answer):
+        super().__init__(lambda columns: (columns.id,))
+        self.prefers = answer
+
+    def prefer_decode(self, ctx):
+        return self.prefers()
+
+
+class NoTruth:
+    def __bool__(self):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda: np.array([True, False]), NoTruth, lambda: 1 / 0, lambda: sys.exit()],
+    ids=["an array", "no truth", "raises", "exits"],
+)
+def test_a_nonsense_preference_prefills(answer):
+    health = Health()
+    assert GuardedSchedule(PrefersDecode(answer), "odd", health).prefer_decode(context()) is False
+    assert health.faults == {"schedule plugin 'odd'": 1}
+
+
+def test_new_requests_wait_while_the_policy_prefers_decoding_and_some_run():
+    harness = Harness(schedule=PrefersDecode(lambda: True))
+    harness.add("a", [1], max_new_tokens=3)
+    harness.step()  # nothing runs, so nothing is asked
+    harness.add("b", [1], max_new_tokens=1)
+    harness.step()
+    assert (harness.tokens, harness.stat("waiting")) == ({"a": [2, 3]}, 1)
+    assert harness.run() == 2
+    assert harness.tokens == {"a": [2, 3, 4], "b": [2]}
+
+
+class HoldsAll(Holds):
+    def __init__(self):
+        super().__init__(lambda columns: np.ones(len(columns), bool))
+
+
+def test_who_keeps_everybody_from_an_idle_engine_is_overruled_in_the_end():
+    harness = Harness(schedule=HoldsAll())
+    harness.add("a", [1], max_new_tokens=2)
+    for _ in range(9):
+        harness.step()
+    harness.add("b", [1], max_new_tokens=1)
+    assert (harness.stat("waiting"), harness.stat("plugin_faults"), harness.scheduler.stalled) == (2, 0, True)
+    harness.step()  # the first has waited for 10 s
+    assert (harness.stat("waiting"), harness.stat("plugin_faults"), harness.scheduler.stalled) == (0, 1, False)
+    harness.run()
+    assert harness.tokens == {"a": [2, 3], "b": [2]}
+    harness.add("c", [1], max_new_tokens=1)
+    assert (harness.run(), harness.stat("plugin_faults")) == (10, 2)
+
+
+def test_while_some_run_everybody_may_be_held():
+    harness = Harness(schedule=HoldsAll(), pool_tokens=64)
+    harness.add("a", [1], max_new_tokens=20)
+    for _ in range(10):
+        harness.step()
+    harness.add("b", [1], max_new_tokens=1)
+    for _ in range(18):
+        harness.step()
+    assert (len(harness.tokens["a"]), harness.stat("waiting")) == (19, 1)
+    assert not harness.scheduler.stalled
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseException()])
+def test_what_may_come_from_outside_ends_only_the_main_thread(error):
+    health = Health()
+    guarded = GuardedSchedule(Ranks(lambda columns: raises(error)), "odd", health)
+    columns = random_columns(3, seed=1)
+    with pytest.raises(type(error)):
+        guarded.order(columns, context())
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(guarded.order, columns, context()).result().tolist() == [0, 1, 2]
+    assert health.faults == {"schedule plugin 'odd'": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\nb"), "ValueError: a b"),
+        (MuteError(), "MuteError, which cannot say why"),
+        (SystemExit(3), "SystemExit: 3"),
+    ],
+)
+def test_a_fault_is_one_line(error, line, caplog):
+    GuardedSchedule(Ranks(lambda columns: raises(error)), "odd", Health()).order(random_columns(3, seed=1), context())
+    assert caplog.messages == [f"schedule plugin 'odd': rank() failed: {line}; the host uses order of arrival instead"]
 
 
 def test_the_first_fault_is_logged_and_the_rest_are_counted(caplog):

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from rtk.errors import PluginError
-from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin
+from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin, SchedulePolicy
 from rtk.plugin.host import installed, load
+from rtk.plugin.info import Kind
 from rtk.plugin.registry import Origin, Registered, Registry
 
 HEADER = "from rtk.plugin import EvictionPolicy, Options, Plugin, hookimpl\n"
@@ -152,9 +153,10 @@ def test_an_entry_point_to_a_foreign_object_is_one_failure(
     assert len(registry.failures) == 1
 
 
-def test_broken_metadata_still_gives_an_origin(install: Callable[..., None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("metadata", [b"\n", b"Name: \xff\n"], ids=["empty", "no text"])
+def test_broken_metadata_still_gives_an_origin(install: Callable[..., None], tmp_path: Path, metadata: bytes) -> None:
     install("import no_such_module_anywhere")
-    (tmp_path / "rtk_sample-1.2.dist-info" / "METADATA").write_text("\n")
+    (tmp_path / "rtk_sample-1.2.dist-info" / "METADATA").write_bytes(metadata)
     (one,) = distributions(path=[str(tmp_path)])
     (failure,) = load(one.entry_points).failures
     assert str(failure.origin) == "unknown distribution ? (entry point 'sample')"
@@ -209,6 +211,43 @@ def test_a_target_that_cannot_be_built_names_plugin_and_distribution(
     with pytest.raises(PluginError) as caught:
         found_in(tmp_path).get("eviction", "fast-lru").build(Options())
     assert str(caught.value) == f"eviction plugin 'fast-lru' of rtk-sample 1.2 (entry point 'sample') {reason}"
+
+
+class LastUseAlone(EvictionPolicy):
+    facts = "last_use"  # type: ignore[assignment]
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    def key(self, node: NodeView) -> tuple[int]:
+        return (node.last_use,)
+
+
+class Unknown(LastUseAlone):
+    facts = frozenset({"last_use", "tenant"})
+
+
+class OrdersNothing(SchedulePolicy):
+    def __init__(self, options: Options) -> None:
+        pass
+
+
+KNOWN = "a set of them may have created, hits, last_use, size, start"
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "problem"),
+    [
+        ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
+        ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
+        ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
+    ],
+)
+def test_a_policy_that_says_too_little_is_refused(kind: Kind, policy: str, problem: str) -> None:
+    plugin = Plugin(kind=kind, name="odd", summary="s", target=f"{__name__}:{policy}")
+    with pytest.raises(PluginError) as caught:
+        Registered(plugin, Origin("e", "rtk-sample", "1")).build(Options())
+    assert str(caught.value) == f"{kind} plugin 'odd' of rtk-sample 1 (entry point 'e') cannot be used: {problem}"
 
 
 def test_a_built_plugin_fulfils_its_contract() -> None:

@@ -146,9 +146,9 @@ def test_the_engines_end_is_an_error_for_who_waits():
         server.go.clear()
         task = asyncio.create_task(server.post("/v1/completions", stop="zz"))
         assert await asyncio.to_thread(server.entered.wait, 10)
-        stopping = asyncio.create_task(asyncio.to_thread(server._thread.stop))
+        server._thread.stop(timeout=0)  # asked for while the step is held, so that it is the last one
         server.go.set()
-        await stopping
+        await asyncio.to_thread(server._thread.stop)
         assert error_of(await task, 500)["message"] == "the engine shut down"
         assert error_of(await server.post("/v1/completions"), 503)["code"] == "engine_stopped"
 

@@ -4,6 +4,7 @@ The host's orders: eviction falls back to least recently used and stays there (k
 heap); scheduling falls back to order of arrival for that step and asks the policy again in the next.
 """
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtk.plugin.eviction import EvictionPolicy, NodeView
-from rtk.plugin.schedule import ORDER_LIMIT, Columns, ScheduleContext, SchedulePolicy
+from rtk.plugin.foreign import contained, one_line
+from rtk.plugin.schedule import HOLD_LIMIT_S, ORDER_LIMIT, Columns, ScheduleContext, SchedulePolicy
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +115,10 @@ class GuardedEviction:
 
 
 class GuardedSchedule:
-    """A schedule policy whose answers are permutations and masks of the right shape."""
+    """A schedule policy whose answers are permutations and masks of the right shape.
+
+    What the host needs afterwards is read before the policy sees it, and an answer is used as a plain array.
+    """
 
     def __init__(self, policy: SchedulePolicy, name: str, health: Health) -> None:
         self._policy = policy
@@ -123,43 +128,72 @@ class GuardedSchedule:
 
     def order(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
         """Positions of `columns`, the first to run first, without those on hold. O(n log n)."""
-        order = self._try("rank" if self._ranks else "order", self._ordered, columns, ctx, "order of arrival")
-        order = np.arange(len(columns)) if order is None else order
-        held = self._try("hold", self._held, columns, ctx, "no hold")
-        return order if held is None else order[~held[order]]
+        count, idle = len(columns), not ctx.running
+        waited = ctx.now - columns.arrival_s[0] if count else 0.0
+        what, ask = ("rank", self._ranked) if self._ranks else ("order", self._listed)
+        order = self._try(what, ask, columns, ctx)
+        order = np.arange(count) if order is None else order
+        held: NDArray[np.bool_] | None = self._try("hold", self._held, columns, ctx)
+        if held is None:
+            return order
+        if idle and held.all() and waited >= HOLD_LIMIT_S:
+            problem = f"hold() keeps everybody from an idle engine, the first for {waited:.0f} s"
+            self._health.fault(self._name, problem, INSTEAD["hold"])
+            return order
+        return order[~held[order]]
 
     def prefer_decode(self, ctx: ScheduleContext) -> bool:
-        """Whether new requests wait in this step."""
-        return bool(self._try("prefer_decode", lambda _, c: self._policy.prefer_decode(c), None, ctx, "prefill first"))
+        """Whether new requests wait in this step. Never while nothing runs."""
+        return bool(ctx.running and self._try("prefer_decode", lambda: bool(self._policy.prefer_decode(ctx))))
 
-    def _try(self, what: str, ask: Callable[[Any, ScheduleContext], Any], columns: Any, ctx: Any, instead: str) -> Any:
+    def _try(self, what: str, ask: Callable[..., Any], *args: Any) -> Any:
+        """What `ask` answers, or None where the policy failed."""
         try:
-            return ask(columns, ctx)
-        except Exception as error:  # noqa: BLE001 - a policy may raise anything
-            self._health.fault(self._name, f"{what}() failed: {type(error).__name__}: {error}", instead)
+            return ask(*args)
+        except BaseException as error:
+            if not contained(error):
+                raise
+            self._health.fault(self._name, f"{what}() failed: {one_line(error)}", INSTEAD[what])
             return None
 
-    def _ordered(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
-        if not self._ranks:
-            return self._listed(columns, ctx)
-        keys = self._policy.rank(columns, ctx)
-        for key in keys:
-            if np.shape(key) != (len(columns),):
-                raise ValueError(f"answered an array of shape {np.shape(key)} for {len(columns)} requests")
-            if key.dtype.kind == "f" and np.isnan(key).any():
-                raise ValueError("answered NaN")
-        return np.lexsort((columns.id, *reversed(keys)))
+    def _ranked(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
+        count = len(columns)
+        answer = self._policy.rank(columns, ctx)
+        if not isinstance(answer, tuple):
+            raise TypeError(f"answered a {type(answer).__name__}, not a tuple of arrays")
+        keys = [_array(key, "biuf", count) for key in answer]
+        if any(key.dtype.kind == "f" and np.isnan(key).any() for key in keys):
+            raise ValueError("answered NaN")
+        return np.lexsort((np.arange(count), *reversed(keys)))
 
     def _listed(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
-        views = columns.views()[:ORDER_LIMIT]
+        views, count = columns.views()[:ORDER_LIMIT], len(columns)
         place = {view.id: i for i, view in enumerate(views)}
-        ids = list(self._policy.order(views, ctx))
+        ids = list(itertools.islice(self._policy.order(views, ctx), len(place) + 1))
         if len(ids) != len(place) or set(ids) != set(place):
-            raise ValueError(f"answered {len(ids)} ids for {len(place)} requests, or ids it was not given")
-        return np.array([*(place[i] for i in ids), *range(len(views), len(columns))], dtype=np.int64)
+            raise ValueError(f"did not answer each of the {len(place)} ids it was given once, and no other")
+        return np.array([*(place[i] for i in ids), *range(len(place), count)], dtype=np.int64)
 
     def _held(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.bool_] | None:
+        count = len(columns)
         held = self._policy.hold(columns, ctx)
-        if held is not None and (np.shape(held) != (len(columns),) or held.dtype != np.bool_):
-            raise ValueError(f"answered {held!r}, not a mask of shape [{len(columns)}]")
-        return held
+        return None if held is None else _array(held, "b", count)
+
+
+INSTEAD = {
+    "rank": "order of arrival",
+    "order": "order of arrival",
+    "hold": "no hold",
+    "prefer_decode": "prefill first",
+}
+"""What the host does where a method of a schedule policy fails."""
+
+
+def _array(answer: Any, kinds: str, count: int) -> NDArray[Any]:
+    """A policy's answer as a plain array of shape [count] and a dtype of one of the kinds."""
+    if not isinstance(answer, np.ndarray):
+        raise TypeError(f"answered a {type(answer).__name__}, not an array")
+    array = np.asarray(answer)
+    if array.shape != (count,) or array.dtype.kind not in kinds:
+        raise ValueError(f"answered an array of {array.dtype} and shape {array.shape} for {count} requests")
+    return array

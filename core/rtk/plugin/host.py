@@ -1,5 +1,6 @@
 """Finds the plugins of the `rtk` entry-point group and turns them into a registry. Runs once per process."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable
@@ -8,8 +9,9 @@ from typing import cast
 
 import pluggy
 
+from rtk.plugin.foreign import contained, one_line
 from rtk.plugin.info import API_VERSION, CAPABILITIES, KINDS, Options, Plugin, canonical
-from rtk.plugin.registry import Failure, Origin, Registered, Registry, one_line
+from rtk.plugin.registry import Failure, Origin, Registered, Registry
 from rtk.plugin.spec import PROJECT, RtkSpec
 
 
@@ -27,14 +29,20 @@ def load(points: Iterable[EntryPoint]) -> Registry:
         origin = _origin(point)
         try:
             found += [Registered(plugin, origin) for plugin in _describe(point)]
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's import may raise anything
+        except BaseException as error:
+            if not contained(error):
+                raise
             failures.append(Failure(origin, one_line(error)))
     return Registry(found, failures)
 
 
 def _origin(point: EntryPoint) -> Origin:
-    name, version = (point.dist.name, point.dist.version) if point.dist else ("", "")
-    return Origin(point.name, name or "unknown distribution", version or "?")  # broken metadata has neither
+    name = version = ""
+    if point.dist:
+        with contextlib.suppress(Exception):  # broken metadata may lack both, or be no text
+            metadata = point.dist.metadata
+            name, version = (metadata.get_all(key, [""])[0] for key in ("Name", "Version"))
+    return Origin(point.name, name or "unknown distribution", version or "?")
 
 
 def _describe(point: EntryPoint) -> list[Plugin]:

@@ -2,13 +2,14 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from rtk.errors import PluginError
 from rtk.plugin.attention import AttentionBackend
-from rtk.plugin.eviction import EvictionPolicy
+from rtk.plugin.eviction import FACTS, EvictionPolicy
+from rtk.plugin.foreign import contained, one_line
 from rtk.plugin.info import Kind, Options, Plugin, canonical
 from rtk.plugin.schedule import SchedulePolicy
 
@@ -32,11 +33,6 @@ class Origin:
         return f"{self.distribution} {self.version} (entry point {self.entry_point!r})"
 
 
-def one_line(error: BaseException) -> str:
-    """An exception as one line of text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 @dataclass(frozen=True, slots=True)
 class Registered:
     """A described plugin and its origin."""
@@ -54,12 +50,28 @@ class Registered:
         module, _, attribute = self.plugin.target.partition(":")
         try:
             built = getattr(importlib.import_module(module), attribute)(options)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not contained(error):
+                raise
             raise PluginError(f"{self.label} cannot be built: {one_line(error)}") from error
+        if problem := self._problem(built):
+            raise PluginError(f"{self.label} cannot be used: {problem}")
+        return built
+
+    def _problem(self, built: object) -> str:
+        """Why the host cannot work with what the target made; empty if it can."""
         contract = CONTRACTS[self.plugin.kind]
         if not isinstance(built, contract):
-            raise PluginError(f"{self.label} cannot be used: {self.plugin.target} made no {contract.__name__}")
-        return built
+            return f"{self.plugin.target} made no {contract.__name__}"
+        if isinstance(built, EvictionPolicy) and not (isinstance(built.facts, Set) and built.facts <= FACTS):
+            return f"its facts are {built.facts!r}; a set of them may have {', '.join(sorted(FACTS))}"
+        if (
+            isinstance(built, SchedulePolicy)
+            and type(built).rank is SchedulePolicy.rank
+            and type(built).order is SchedulePolicy.order
+        ):
+            return "its class overrides neither rank nor order"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

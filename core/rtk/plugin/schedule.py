@@ -33,9 +33,16 @@ class RequestView(NamedTuple):
         return self.prompt_len - self.matched_len
 
 
+HOLD_LIMIT_S = 10.0
+"""While nothing runs, everybody may be held until the first arrival has waited this long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The waiting requests as arrays of one length n, in order of arrival: `RequestView`'s fields, one array each."""
+    """The waiting requests as arrays of one length n, in order of arrival: `RequestView`'s fields, one array each.
+
+    The arrays are read-only.
+    """
 
     id: NDArray[np.int64]
     arrival_s: NDArray[np.float64]
@@ -43,6 +50,12 @@ class Columns:
     max_new_tokens: NDArray[np.int64]
     matched_len: NDArray[np.int64]
     prefilled_since_arrival: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name in RequestView._fields:
+            array = getattr(self, name)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array.view())  # what does not own its data cannot be resized
 
     @property
     def uncached_len(self) -> NDArray[np.int64]:
@@ -74,7 +87,7 @@ class SchedulePolicy(ABC):
     def rank(self, columns: Columns, ctx: ScheduleContext) -> tuple[NDArray[np.generic], ...]:
         """Sort keys over all waiting requests: arrays of shape [n], the most important first, smaller goes first.
 
-        The host appends the arrival number, so that the order is total. NaN is refused.
+        Arrays of real numbers or booleans, without NaN. The host appends the arrival number: the order is total.
         """
         raise NotImplementedError
 
@@ -83,9 +96,14 @@ class SchedulePolicy(ABC):
         raise NotImplementedError
 
     def hold(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.bool_] | None:
-        """Requests that must not start in this step, as a mask of shape [n]; None holds nobody."""
+        """Requests that must not start in this step, as a mask of shape [n]; None holds nobody.
+
+        Asked again in the next step. Where everybody is held and nothing runs, that is as soon as a message arrives and
+        at the latest after a pause, which doubles from 1 to 50 ms; and once the first arrival has waited `HOLD_LIMIT_S`
+        there, the hold counts as a fault and everybody may start.
+        """
         return None
 
     def prefer_decode(self, ctx: ScheduleContext) -> bool:
-        """True keeps new requests waiting in this step and lets the running ones decode."""
+        """True keeps new requests waiting in this step and lets the running ones decode. Asked only while some run."""
         return False

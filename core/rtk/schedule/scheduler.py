@@ -85,6 +85,7 @@ class Scheduler:
         self._health = health
         self._clock = clock
         self._rng = rng
+        self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
         self._outbox: list[Outbound] = []
@@ -92,6 +93,8 @@ class Scheduler:
         self._arrivals = 0
         self._step = 0
         self.counters: Counter[str] = Counter()
+        self.stalled = False
+        """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
 
     # --- messages in --------------------------------------------------------------------------------------------
 
@@ -179,6 +182,7 @@ class Scheduler:
     def step(self) -> list[Outbound]:
         """Prefill whoever fits, else decode everybody who runs; returns what became known."""
         batch = self._admit() or self._grow_running()
+        self.stalled = not batch and len(self._queue) > 0
         if batch:
             plan = self._compose(batch)
             result = self._compute(batch, plan)
@@ -205,7 +209,7 @@ class Scheduler:
         return batch
 
     def _context(self) -> ScheduleContext:
-        return ScheduleContext(now=self._clock(), rng=self._rng, running=len(self._running))
+        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=len(self._running))
 
     def _grow_running(self) -> list[Request]:
         """Everybody who runs, each with a slot for its next token. Admission reserved them, so they are there."""

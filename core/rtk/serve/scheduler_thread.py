@@ -12,14 +12,18 @@ log = logging.getLogger(__name__)
 
 Deliver = Callable[[list[Outbound]], None]
 
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
+"""Between two steps while a schedule policy keeps everybody waiting: doubled from the one to the other."""
+
 
 class SchedulerThread:
-    """Owns the thread in which a scheduler lives. Sleeps while the scheduler is idle; `stop` ends it."""
+    """Owns the thread in which a scheduler lives. Sleeps while there is nothing to compute; `stop` ends it."""
 
     def __init__(self, scheduler: Scheduler, deliver: Deliver) -> None:
         self._scheduler = scheduler
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Inbound | None] = queue.SimpleQueue()
+        self._pause = 0.0
         self._thread = threading.Thread(target=self._run, name="rtk-scheduler", daemon=True)
         self.healthy = True
         """Whether messages are still worked on. Once false, a message sent later may stay without an answer."""
@@ -54,13 +58,23 @@ class SchedulerThread:
 
     def _turn(self) -> bool:
         """Take in what arrived and make one step; waits only when there is nothing to compute. False: stop."""
-        messages = [] if self._scheduler.busy else [self._inbox.get()]
-        messages += self._waiting()
+        messages = [*self._awaited(), *self._waiting()]
         self._emit(self._scheduler.receive(message for message in messages if message is not None))
         if None in messages:
             return False
         self._emit(self._scheduler.step())
+        longer = min(max(2 * self._pause, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        self._pause = longer if self._scheduler.stalled else 0.0
         return True
+
+    def _awaited(self) -> list[Inbound | None]:
+        """The next message, if there is nothing to do before it: while a policy holds everybody, not for long."""
+        if self._scheduler.busy and not self._pause:
+            return []
+        try:
+            return [self._inbox.get(timeout=self._pause or None)]
+        except queue.Empty:
+            return []
 
     def _waiting(self) -> list[Inbound | None]:
         """Everything that has arrived, without waiting."""

@@ -54,9 +54,10 @@ def orders_are_repeatable(factory: Factory) -> None:
 
 
 def facts_are_left_alone(factory: Factory) -> None:
-    """Ranking does not write into the host's arrays."""
-    columns, before = random_columns(50, seed=9), random_columns(50, seed=9)
-    GuardedSchedule(factory(), "under test", Health()).order(columns, context())
+    """Ranking does not write into the host's arrays, which are read-only."""
+    columns, before, health = random_columns(50, seed=9), random_columns(50, seed=9), Health()
+    GuardedSchedule(factory(), "under test", health).order(columns, context())
+    assert not health.degraded, f"the guard had to step in: {dict(health.faults)}"
     for name in Columns.__dataclass_fields__:
         assert (getattr(columns, name) == getattr(before, name)).all(), f"the policy changed {name!r}"
 

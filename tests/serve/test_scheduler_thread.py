@@ -1,0 +1,81 @@
+"""The thread sleeps when there is nothing to compute, and wakes for what arrives."""
+
+import queue
+
+import numpy as np
+
+from rtk.cache.key import pack
+from rtk.plugin import SchedulePolicy
+from rtk.plugin.testing.harness import Harness
+from rtk.schedule.messages import Abort, GetStats, NewRequest, Output, Stats
+from rtk.schedule.params import SamplingParams
+from rtk.serve.scheduler_thread import SchedulerThread
+
+
+class Holds(SchedulePolicy):
+    """Holds everybody while told to."""
+
+    held = True
+
+    def rank(self, columns, ctx):
+        return (columns.id,)
+
+    def hold(self, columns, ctx):
+        return np.full(len(columns), self.held)
+
+
+class Inbox(queue.SimpleQueue):
+    """Never waits, but notes for how long it was asked to."""
+
+    def __init__(self):
+        self.waits = []
+
+    def get(self, block=True, timeout=None):
+        self.waits.append(timeout)
+        return super().get(block=False)
+
+
+def new(rid, max_new_tokens=2):
+    return NewRequest(rid=rid, tokens=pack([1]), params=SamplingParams(max_new_tokens=max_new_tokens))
+
+
+def driven(policy):
+    """A thread that is not started but driven turn by turn, its inbox, and what it has said."""
+    said = []
+    thread = SchedulerThread(Harness(schedule=policy).scheduler, said.extend)
+    thread._inbox = Inbox()
+    return thread, thread._inbox, said
+
+
+def test_while_a_policy_holds_everybody_the_pauses_double_to_50_ms():
+    policy = Holds()
+    thread, inbox, said = driven(policy)
+    thread.send(new("a"))
+    for _ in range(10):
+        assert thread._turn()
+    milliseconds = [wait and round(wait * 1000) for wait in inbox.waits]
+    assert milliseconds == [None, 1, 2, 4, 8, 16, 32, 50, 50, 50]
+    policy.held = False
+    for _ in range(3):
+        assert thread._turn()
+    assert [message.tokens for message in said[1:]] == [(2,), (3,)]
+    assert inbox.waits[10:] == [0.05, None]  # nothing is awaited between the tokens, and anything after the last
+
+
+def test_a_message_ends_the_pause():
+    said = queue.SimpleQueue()
+    thread = SchedulerThread(Harness(schedule=Holds()).scheduler, lambda messages: [*map(said.put, messages)])
+    thread.start()
+    thread.send(new("a"))
+    assert said.get(timeout=10).accepted
+    thread.send(GetStats(7))
+    stats = said.get(timeout=10)
+    assert isinstance(stats, Stats) and stats.values["waiting"] == 1
+    thread.send(Abort("a"))
+    ended = said.get(timeout=10)
+    assert isinstance(ended, Output) and ended.finish.reason == "abort"
+    thread.send(new("b"))
+    assert said.get(timeout=10).accepted
+    thread.stop()
+    assert said.get(timeout=10).finish.problem == "the engine shut down"
+    assert thread.failure is None
