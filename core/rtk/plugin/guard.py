@@ -73,16 +73,19 @@ class GuardedEviction:
                 if type(key) is tuple and tuple(map(type, key)) in self._plain:
                     return key
                 return self._checked(key)
-            except Exception as error:  # noqa: BLE001 - a policy may raise anything
-                self.fault(f"key() failed: {type(error).__name__}: {error}")
+            except BaseException as error:
+                if not contained(error):
+                    raise
+                self.fault(f"key() failed: {one_line(error)}")
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
         if type(key) is not tuple or not key:
-            raise TypeError(f"answered {key!r}, not a non-empty tuple")
+            raise TypeError(f"answered a {type(key).__name__}, not a non-empty tuple")
         types = tuple(map(type, key))
         if not KEY_TYPES.issuperset(types) or any(part != part for part in key):
-            raise TypeError(f"answered {key!r}: parts must be bool, int, float or str, and no NaN")
+            named = ", ".join(kind.__name__ for kind in types)
+            raise TypeError(f"answered a tuple of {named}: parts must be bool, int, float or str, and no NaN")
         kinds = tuple(kind is str for kind in types)
         if self._kinds is None:
             self._kinds = kinds
@@ -108,8 +111,10 @@ class GuardedEviction:
                 return
             try:
                 method(*args)
-            except Exception as error:  # noqa: BLE001 - a policy may raise anything
-                self.fault(f"{event}() failed: {type(error).__name__}: {error}")
+            except BaseException as error:
+                if not contained(error):
+                    raise
+                self.fault(f"{event}() failed: {one_line(error)}")
 
         return tell
 

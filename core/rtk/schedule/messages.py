@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from rtk.cache.explain import Explanation
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
 from rtk.schedule.params import SamplingParams
 
@@ -22,6 +23,8 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The prompt, as `rtk.cache.key.pack` makes it."""
     params: SamplingParams
     namespace: Namespace = DEFAULT_NAMESPACE
+    priority: int = 0
+    """What the cached tokens are raised to, for policies that read it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -30,19 +33,48 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     rid: str
 
 
-class Flush(msgspec.Struct, frozen=True, tag=True):
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the scheduler beside requests. Answered once: by its own kind of answer, or by `Refused`."""
+
+    id: int
+
+
+class Flush(Question, tag=True):
     """Empty the prefix cache. Answered by `Flushed`."""
 
-    id: int
 
-
-class GetStats(msgspec.Struct, frozen=True, tag=True):
+class GetStats(Question, tag=True):
     """Answered by `Stats`."""
 
-    id: int
+
+class GetCache(Question, tag=True):
+    """Answered by `CacheReport`."""
 
 
-Inbound = NewRequest | Abort | Flush | GetStats
+class Explain(Question, tag=True):
+    """Why a prompt hits as much as it does. Answered by `Explained`."""
+
+    tokens: bytes
+    namespace: Namespace = DEFAULT_NAMESPACE
+
+
+class Pin(Question, tag=True):
+    """Compute a prefix, cached or not, and keep it. Answered by `Pinned` once it is there."""
+
+    name: str
+    tokens: bytes
+    namespace: Namespace = DEFAULT_NAMESPACE
+    ttl_s: float | None = None
+    """Seconds to keep it; None until it is unpinned."""
+
+
+class Unpin(Question, tag=True):
+    """Answered by `Pinned`, with what was pinned."""
+
+    name: str
+
+
+Inbound = NewRequest | Abort | Flush | GetStats | GetCache | Explain | Pin | Unpin
 
 
 class Verdict(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -76,19 +108,67 @@ class Output(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     finish: Finish | None = None
 
 
-class Flushed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The answer to `Flush`: tokens given back, or the reason why the cache was left as it is."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """To the question with this id."""
 
     id: int
-    freed: int = 0
-    problem: str = ""
 
 
-class Stats(msgspec.Struct, frozen=True, tag=True):
+class Refused(Answer, tag=True):
+    """The question could not be answered, or what it asks for not be done."""
+
+    problem: str
+    code: str
+    field: str | None = None
+    status: int = 409
+
+
+class Flushed(Answer, tag=True):
+    """The answer to `Flush`."""
+
+    tokens: int
+    """Given back."""
+
+
+class Stats(Answer, tag=True):
     """The answer to `GetStats`: counters and gauges by name."""
 
-    id: int
     values: dict[str, int | float]
 
 
-Outbound = Verdict | Output | Flushed | Stats
+class Pinned(Answer, tag=True):
+    """The answer to `Pin` and `Unpin`, and one pin of a `CacheReport`."""
+
+    name: str
+    tokens: int
+    """Whole pages."""
+    namespace: Namespace
+    expires_in_s: float | None
+    """None: never."""
+
+
+class CacheReport(Answer, tag=True):
+    """The answer to `GetCache`. Tokens; the first four add up to the pool."""
+
+    free: int
+    evictable: int
+    protected: int
+    held: int
+    pool: int
+    namespaces: int
+    """Namespaces that something is cached of."""
+    pinned: int
+    """Part of `protected`."""
+    pin_budget: int
+    pins: tuple[Pinned, ...]
+
+
+class Explained(Answer, tag=True):
+    """The answer to `Explain`."""
+
+    explanation: Explanation
+    evicted_ago_s: float | None = None
+    """How long ago the eviction was that ends the match, where one does."""
+
+
+Outbound = Verdict | Output | Refused | Flushed | Stats | Pinned | CacheReport | Explained
