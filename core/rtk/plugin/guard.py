@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rtk.errors import one_line
 from rtk.plugin.eviction import EvictionPolicy, NodeView
 from rtk.plugin.schedule import ORDER_LIMIT, Columns, ScheduleContext, SchedulePolicy
 
@@ -54,7 +55,7 @@ class GuardedEviction:
             try:
                 return self._checked(self._policy.key(node))
             except Exception as error:  # noqa: BLE001 - a policy may raise anything
-                self.fault(f"key() failed: {type(error).__name__}: {error}")
+                self.fault(f"key() failed: {one_line(error)}")
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
@@ -93,7 +94,7 @@ class GuardedEviction:
         try:
             method(*args)
         except Exception as error:  # noqa: BLE001 - a policy may raise anything
-            self.fault(f"{method.__name__}() failed: {type(error).__name__}: {error}")
+            self.fault(f"{method.__name__}() failed: {one_line(error)}")
 
 
 class GuardedSchedule:
@@ -120,7 +121,7 @@ class GuardedSchedule:
         try:
             return ask(columns, ctx)
         except Exception as error:  # noqa: BLE001 - a policy may raise anything
-            self._health.fault(self._name, f"{what}() failed: {type(error).__name__}: {error}", instead)
+            self._health.fault(self._name, f"{what}() failed: {one_line(error)}", instead)
             return None
 
     def _ordered(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rtk.errors import PluginError
+from rtk.errors import PluginError, one_line
 from rtk.plugin.attention import AttentionBackend
 from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.info import Kind, Options, Plugin, canonical
@@ -30,11 +30,6 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version} (entry point {self.entry_point!r})"
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @dataclass(frozen=True, slots=True)
