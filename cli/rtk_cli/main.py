@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rtk.errors import RtkError
+from rtk.errors import RtkError, printable
 from rtk_cli.config import app as config_app
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
@@ -63,7 +63,16 @@ def root(
     """Options of `rtk` itself."""
 
 
+class _OneLine(logging.Formatter):
+    """What a message quotes cannot pass for another message, nor steer a terminal; tracebacks stay as they are."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own interface
+        return printable(super().formatMessage(record))
+
+
 def main() -> None:
     """Entry point of the `rtk` script."""
-    logging.basicConfig(format="%(levelname)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     app()

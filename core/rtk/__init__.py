@@ -3,17 +3,44 @@
 Importing `rtk` is light: torch and transformers are imported when an engine is built.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rtk.engine import Engine
+from rtk.errors import ConfigError, ModelError, PluginError, RequestError, RtkError
 
-__all__ = ["Engine"]
+if TYPE_CHECKING:
+    from rtk.engine import Engine, Generation
+    from rtk.schedule.messages import Finish
+    from rtk.serve.protocol import Chat, Delta
+
+__all__ = [
+    "Chat",
+    "ConfigError",
+    "Delta",
+    "Engine",
+    "Finish",
+    "Generation",
+    "ModelError",
+    "PluginError",
+    "RequestError",
+    "RtkError",
+]
+
+_LATER = {
+    "Chat": "rtk.serve.protocol",
+    "Delta": "rtk.serve.protocol",
+    "Engine": "rtk.engine",
+    "Finish": "rtk.schedule.messages",
+    "Generation": "rtk.engine",
+}
+"""Where the names are that are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Engine":
-        from rtk.engine import Engine
-
-        return Engine
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'rtk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar, cast, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rtk.config.load import config_from
 from rtk.config.models import Config
 from rtk.errors import RequestError
@@ -15,7 +18,7 @@ from rtk.serve.runtime import Fetching, Runtime, quietly, start
 from rtk.serve.tokenizer_manager import Chat, Delta, GenerateRequest
 
 T = TypeVar("T")
-Prompt = str | Sequence[int] | Chat
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | Chat
 """Text, token ids, or messages for the model's chat template."""
 
 
@@ -75,8 +78,9 @@ class Engine:
     ) -> Generation | list[Generation]:
         """Answer one prompt, or several together; waits for the end.
 
-        A list of integers is one prompt as token ids, any other list is several prompts. `params` are keyed by the
-        fields of `SamplingParams`. Raises `RequestError` where a prompt is refused or fails; the others are aborted.
+        A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
+        by the fields of `SamplingParams`. Raises `RequestError` where a prompt is refused or fails; the others are
+        aborted.
         """
         if _are_several(prompts):
             return self._wait(self._collect, [_request(prompt, params) for prompt in prompts])
@@ -167,11 +171,26 @@ class Engine:
 
 
 def _are_several(prompts: Prompt | list[Prompt]) -> TypeGuard[list[Prompt]]:
-    return isinstance(prompts, list) and all(isinstance(prompt, str | list | tuple | Chat) for prompt in prompts)
+    return isinstance(prompts, list) and all(
+        isinstance(prompt, Sequence | Chat) or np.ndim(prompt) == 1 for prompt in prompts
+    )
 
 
 def _request(prompt: Prompt, params: Mapping[str, Any] | None, rid: str | None = None) -> GenerateRequest:
-    return GenerateRequest(prompt=prompt, sampling=params or {}, rid=rid)
+    sampling = {name: _plain(value) for name, value in (params or {}).items()}
+    return GenerateRequest(prompt=_plain(prompt), sampling=sampling, rid=rid)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's own, what numpy takes for a row of integers as a list, all else as it is. O(n)."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | Chat):
+        return value
+    array = np.asarray(value)
+    return array.tolist() if array.ndim == 1 and array.dtype.kind in "iu" else value
 
 
 def _joined(deltas: list[Delta]) -> Generation:

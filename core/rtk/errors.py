@@ -3,9 +3,36 @@
 Anything else that escapes is a bug and keeps its traceback.
 """
 
+import textwrap
+
+MAX_REASON = 400
+"""Characters that a line of ours quotes of an exception of somebody else's."""
+
+
+def printable(text: str) -> str:
+    """`text` on one line that any terminal, log and encoding takes: all else is escaped as `repr` would."""
+    return text if text.isprintable() else "".join(map(_printable_character, text))
+
+
+def _printable_character(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of somebody else's, whose message may be anything, as one line."""
+    try:
+        text = str(error).strip()
+    except (Exception, SystemExit, GeneratorExit):  # noqa: BLE001 - `__str__` of a stranger
+        text = "its message cannot be read"
+    name = type(error).__name__
+    return textwrap.shorten(f"{name}: {text}" if text else name, MAX_REASON, placeholder=" …")
+
 
 class RtkError(Exception):
-    """An expected failure. `str(error)` is the one line that a person gets to see."""
+    """An expected failure. `str(error)` is the one line that a person gets to see, whatever `message` quotes."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 class ConfigError(RtkError):
@@ -25,6 +52,6 @@ class RequestError(RtkError):
 
     def __init__(self, message: str, *, field: str | None = None, code: str = "invalid_request", status: int = 400):
         super().__init__(message)
-        self.field = field
+        self.field = None if field is None else printable(field)
         self.code = code
         self.status = status

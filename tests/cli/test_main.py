@@ -78,6 +78,26 @@ def test_an_expected_failure_is_one_line_and_code_1(failing: typer.Typer) -> Non
     assert result.stderr == "error: no model 'x'; see 'rtk model list'\n"
 
 
+def test_what_a_message_quotes_cannot_pass_for_another() -> None:
+    code, out, err = run("config", "show", "--set", "a\nerror: b\udcff=1")
+    assert (code, out) == (1, "")
+    assert err == r"error: --set a\nerror: b\udcff=1: unknown key 'a\nerror: b\udcff'; see 'rtk config show'" + "\n"
+
+
+def test_a_log_message_is_one_line_and_a_traceback_is_not() -> None:
+    script = (
+        "import logging, rtk_cli.main as cli\n"
+        "def app():\n"
+        "    logging.warning('POST %s failed', '/a\\nERROR: b')\n"
+        "    try: 1 / 0\n"
+        "    except ZeroDivisionError: logging.exception('bug')\n"
+        "cli.app = app"
+    )
+    lines = rtk(script=script).stderr.splitlines()
+    assert lines[0] == r"WARNING: POST /a\nERROR: b failed"
+    assert lines[1:3] == ["ERROR: bug", "Traceback (most recent call last):"]
+
+
 def test_ctrl_c_is_quiet_and_code_130(failing: typer.Typer) -> None:
     result = CliRunner().invoke(failing, ["interrupted"])
     assert (result.exit_code, result.output) == (130, "")

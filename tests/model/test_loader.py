@@ -108,14 +108,66 @@ def test_a_truncated_file(folder):
 
 
 def test_a_broken_configuration(folder):
-    (folder / "config.json").write_text("{")
-    assert refusal(folder).startswith(f"{folder} cannot be loaded: ")
+    change(folder / "config.json", num_attention_heads="four")
+    message = refusal(folder)
+    assert message.startswith(f"{folder} cannot be loaded: ")
+    assert "'num_attention_heads' expected int, got str" in message  # the second line of transformers'
 
 
-def test_a_broken_generation_configuration(folder):
-    for text in ("{", "[1]"):
-        (folder / "generation_config.json").write_text(text)
-        assert "\n" not in refusal(folder)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"{", "is no JSON: JSONDecodeError: Expecting property name"),
+        (b"[1]", "must hold a JSON object, and holds a list"),
+        (b"null", "must hold a JSON object, and holds a NoneType"),
+        (b"\xff", "is no UTF-8 text: invalid start byte at 0"),
+        (b"[" * 100_000, "is no JSON: RecursionError"),
+    ],
+    ids=["broken", "list", "null", "binary", "deep"],
+)
+def test_files_that_hold_no_object(folder, name, content, problem):
+    (folder / name).write_bytes(content)
+    assert refusal(folder).startswith(f"{folder / name} {problem}")
+
+
+@pytest.mark.parametrize("ends", ["5", ["a", 5], [[1], [2]], 1.5, True, {"a": 1}], ids=str)
+def test_end_tokens_are_ids(folder, ends):
+    change(folder / "generation_config.json", eos_token_id=ends)
+    assert refusal(folder) == f"{folder}: eos_token_id = {ends!r}: must be a token id or a list of them"
+
+
+def test_the_first_token_is_an_id(folder):
+    change(folder / "generation_config.json", bos_token_id="x")
+    assert refusal(folder) == f"{folder}: bos_token_id = 'x': must be a token id"
+
+
+def test_end_tokens_outside_of_the_vocabulary_end_nothing(folder, caplog):
+    change(folder / "generation_config.json", eos_token_id=[99, 98, -1])
+    assert load_model(folder).facts.end_tokens == (98,)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}: eos_token_id without effect, outside of the vocabulary of 99: [-1, 99]"
+    ]
+
+
+@pytest.mark.parametrize("length", [0, -5])
+def test_a_context_length_that_is_none(folder, length):
+    change(folder / "config.json", max_position_embeddings=length)
+    assert refusal(folder) == f"{folder}: max_position_embeddings = {length} in config.json: must be at least 1"
+
+
+def test_weights_of_an_unknown_quantization(folder):
+    change(folder / "config.json", quantization_config={"quant_method": "foo"})
+    assert "its weights are quantized in a way that transformers cannot read" in refusal(folder)
+
+
+def test_weights_that_the_configuration_does_not_know_are_one_warning(folder, caplog, capfd):
+    change(folder / "config.json", num_hidden_layers=1, layer_types=None)
+    load_model(folder)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "its files hold weights that the model by config.json does not have, so without effect: model." in message
+    assert message.endswith(" and 8 more")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_missing_weights_are_not_made_up(folder):
@@ -126,9 +178,14 @@ def test_missing_weights_are_not_made_up(folder):
     assert f"is incomplete: its files hold no weight {min(names)!r} and {len(names) - 1} more" in refusal(folder)
 
 
-def test_weights_of_another_shape(folder):
+def test_weights_of_another_shape(folder, capfd):
     change(folder / "config.json", intermediate_size=40)
-    assert refusal(folder).startswith(f"{folder} cannot be loaded: ")
+    width = load_file(folder / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].shape[1]
+    assert refusal(folder) == (
+        f"{folder} does not fit its config.json: weight 'model.layers.0.mlp.down_proj.weight' is 32 x {width} in the "
+        "files and 32 x 40 by config.json and 5 more; fetch it again"
+    )
+    assert capfd.readouterr() == ("", "")
 
 
 def test_code_of_strangers_is_not_run(folder):

@@ -128,7 +128,7 @@ def test_a_forward_that_fails(zoo, monkeypatch):
         raise RuntimeError("no cache given\nsecond line")
 
     monkeypatch.setattr(loaded.model, "forward", fail)
-    assert refusal(loaded).endswith("a forward without cache and mask fails: RuntimeError: no cache given")
+    assert refusal(loaded).endswith("a forward without cache and mask fails: RuntimeError: no cache given second line")
 
 
 NEEDS = Probe(KVShape(2, 2, 8, 8, 4), frozenset({"softcap", "sliding_window"}), "float32")

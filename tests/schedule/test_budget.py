@@ -32,7 +32,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(prompt, as
 
 
 def test_an_answer_beyond_the_context_is_refused_with_the_numbers():
-    with pytest.raises(RequestError, match=r"prompt \(100\) \+ max_tokens \(29\) = 129 exceeds 128"):
+    with pytest.raises(RequestError, match=r"prompt \(100\) \+ max_new_tokens \(29\) = 129 exceeds 128"):
         resolve_max_new_tokens(100, 29, limits())
     assert resolve_max_new_tokens(100, 28, limits()) == 28
 
@@ -45,7 +45,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
 
 def test_a_huge_answer_is_measured_unclipped_against_the_pool():
     huge = limits(context=100_000, pool=10_000)
-    with pytest.raises(RequestError, match=r"prompt \(1000\) \+ max_tokens \(9001\) exceeds the pool of 10000"):
+    with pytest.raises(RequestError, match=r"prompt \(1000\) \+ max_new_tokens \(9001\) exceeds the pool of 10000"):
         resolve_max_new_tokens(1000, 9001, huge)
     assert resolve_max_new_tokens(1000, 9000, huge) == 9000
 

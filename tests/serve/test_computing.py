@@ -53,13 +53,19 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
         ({"cache__mem_fraction": 0.5}, "both size the pool"),
         ({"model__device": "cuda:99"}, r"model.device = 'cuda:99': not usable here: .*; choose cpu or auto"),
         ({"model__device": "tpu"}, r"model.device = 'tpu': not usable here: "),
+        ({"model__device": "meta"}, r"model.device = 'meta': not usable here: "),
+        ({"model__device": "vulkan"}, r"model.device = 'vulkan': not usable here: "),
     ],
-    ids=["context", "small pool", "huge pool", "two sizes", "no GPU", "unknown device"],
+    ids=["context", "small pool", "huge pool", "two sizes", "no GPU", "unknown device", "no values", "not built in"],
 )
 def test_what_does_not_fit_is_one_line(zoo, keys, problem):
     with pytest.raises(ConfigError, match=problem) as refused:
         build(zoo, **keys)
     assert "\n" not in str(refused.value)
+
+
+def test_a_cpu_has_no_number(zoo):
+    assert "float32 on cpu," in build(zoo, model__device="cpu:5").summary
 
 
 def test_a_shorter_context_than_the_models_own(zoo):

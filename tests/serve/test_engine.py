@@ -1,8 +1,11 @@
 """`rtk.Engine` over the real scheduler and a scripted model."""
 
 import threading
+from array import array
 
+import numpy as np
 import pytest
+import torch
 from tiny_tokenizer import IM_END, byte_level, ids_of
 
 from rtk import Engine
@@ -67,6 +70,51 @@ def test_several_prompts_give_as_many_answers_in_order(engine):
 
 def test_a_list_of_ids_is_one_prompt(engine):
     assert engine().generate(ids_of(TOKENIZER, "a", "w")).text == "xyz"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [np.array, lambda ids: array("i", ids), tuple, lambda ids: [np.int64(i) for i in ids], torch.tensor],
+    ids=["numpy", "array", "tuple", "numpy's integers", "torch"],
+)
+def test_whatever_is_a_row_of_integers_is_ids(engine, row):
+    one = engine()
+    ids = row(ids_of(TOKENIZER, "a", "w"))
+    assert one.generate(ids).text == "xyz"
+    assert [answer.text for answer in one.generate([ids, ids])] == ["xyz", "xyz"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        (None, "prompt = None: must be a text, token ids, or a chat"),
+        (5, "prompt = 5: must be a text"),
+        (b"abc", "prompt = b'abc': must be a text"),
+        ({1, 2}, "prompt = {1, 2}: must be a text"),
+        (np.array([[1, 2]]), r"prompt = array\(\[\[1, 2\]\]\): must be a text"),
+        (np.array([1.5]), r"prompt = array\(\[1.5\]\): must be a text"),
+        ([1, True], r"prompt\[1\] = True: must be a token id"),
+        ([1, 2**64], r"prompt\[1\] = 18446744073709551616: must be a token id"),
+        (Chat("abc"), "prompt = 'abc': must be a list of messages"),
+        (Chat([5]), r"prompt = \[5\]: must be a list of messages"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt(engine, prompt, problem):
+    with pytest.raises(RequestError, match=problem):
+        engine().generate(prompt)
+
+
+def test_parameters_may_be_numbers_of_numpy(engine):
+    params = {"max_new_tokens": np.int64(2), "temperature": np.float32(0), "stop_token_ids": np.array([3])}
+    assert engine().generate("uv", params).text == "wx"
+
+
+def test_a_parameter_that_is_none(engine):
+    with pytest.raises(
+        RequestError, match=r"unknown parameter 'max_tokens'; there are temperature, top_p, .*, max_new"
+    ):
+        engine().generate("uv", {"max_tokens": 5})
 
 
 def test_messages_go_through_the_chat_template(engine):

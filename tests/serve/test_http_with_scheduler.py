@@ -116,6 +116,24 @@ def test_prompts_at_the_limit(length):
     run(Real("a", end=False), test)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/completions", {"max_tokens": 200}, "max_tokens"),
+        ("/v1/completions", {"max_completion_tokens": 200}, "max_completion_tokens"),
+        ("/generate", {"sampling_params": {"max_new_tokens": 200}}, "sampling_params.max_new_tokens"),
+    ],
+)
+def test_a_refusal_calls_the_length_what_the_client_calls_it(path, body, name):
+    async def test(server):
+        assert error_of(await server.post(path, **body))["message"] == (
+            f"prompt (4) + {name} (200) = 204 exceeds 128, the context length of this server (in tokens); "
+            f"shorten the prompt or lower {name}"
+        )
+
+    run(Real("a"), test)
+
+
 def test_prefill_only():
     async def test(server):
         answer = (await server.post("/generate", sampling_params={"max_new_tokens": 0})).json()

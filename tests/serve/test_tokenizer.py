@@ -156,10 +156,14 @@ def test_folders_that_cannot_be_read(tmp_path):
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer.load(tmp_path)
     write(tmp_path, byte_level(), [])
-    with pytest.raises(ModelError, match="no JSON object"):
+    with pytest.raises(ModelError, match="must hold a JSON object, and holds a list"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="is no JSON"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is no UTF-8 text: invalid start byte at 0"):
         Tokenizer.load(tmp_path)
 
 

@@ -154,7 +154,7 @@ class KeyTable:
 def as_text(value: Any) -> str:
     """A value as a flag or variable would set it: the inverse of `Key.parse`."""
     if value is None or isinstance(value, bool | list | tuple | set | frozenset | dict):
-        return json.dumps(sorted(value) if isinstance(value, set | frozenset) else value, default=str)
+        return json.dumps(sorted(value, key=repr) if isinstance(value, set | frozenset) else value, default=str)
     return str(value)
 
 

@@ -1,7 +1,7 @@
 """Loads a causal language model from a local folder through transformers, or says why it cannot be served."""
 
-import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
-from rtk.errors import ConfigError, ModelError
+from rtk.errors import ConfigError, ModelError, one_line
 from rtk.model.bridge import IMPLEMENTATION, register
+from rtk.model.files import read_object
 from rtk.model.threads import one_thread
 from rtk.plugin.attention import DTYPE_BYTES
+
+log = logging.getLogger(__name__)
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """What a layer may be: all it keeps of a sequence is K/V by position."""
@@ -62,12 +65,13 @@ def load_model(
     """
     wanted = _dtype(dtype, device)
     _check_folder(folder)
+    defaults = _generation_config(folder)
     with _one_line(folder), _quiet():
         config = _read_config(folder, trust_remote_code)
         refuse_unservable(config)
         model = _read_weights(folder, config, wanted, trust_remote_code)
     model = model.to(device).eval().requires_grad_(False)
-    return LoadedModel(model, _facts(folder, model), torch.device(device))
+    return LoadedModel(model, _facts(folder, model, defaults), torch.device(device))
 
 
 def _dtype(name: str, device: str) -> torch.dtype | str:
@@ -82,13 +86,14 @@ def _dtype(name: str, device: str) -> torch.dtype | str:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: there is no config.json in it; see 'rtk model'")
+    read_object(folder / "config.json")  # transformers' own messages on broken ones say less
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds no *.safetensors file; other weight formats are not loaded")
 
 
 @contextmanager
 def _one_line(folder: Path) -> Iterator[None]:
-    """What goes wrong inside transformers is the model's fault: one line, with the first line of theirs."""
+    """What goes wrong inside transformers is the model's fault: one line, with theirs in it."""
     try:
         yield
     except (ModelError, MemoryError):
@@ -98,27 +103,29 @@ def _one_line(folder: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip() or "no reason given"
+    text = str(error)
     if "trust_remote_code" in text:
         return "it needs Python code that comes with it; set model.trust_remote_code to run that code"
     if IMPLEMENTATION in text:
         return "its attention cannot be replaced through transformers' attention interface"
-    return f"{type(error).__name__}: {text.splitlines()[0]}"
+    return one_line(error)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar of transformers' on the terminal."""
+    """Nothing of transformers' on the terminal: neither bars nor its reports of many lines on what it found."""
     from transformers.utils import logging as library_logging
 
-    logging: Any = library_logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    library: Any = library_logging
+    shown, level = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
     try:
         yield
     finally:
+        library.set_verbosity(level)
         if shown:
-            logging.enable_progress_bar()
+            library.enable_progress_bar()
 
 
 def _read_config(folder: Path, trust_remote_code: bool) -> Any:
@@ -136,16 +143,45 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, trust_rem
         dtype=dtype,
         attn_implementation=register(),
         use_safetensors=True,
+        ignore_mismatched_sizes=True,  # told of, instead of an error that refers to a report
         local_files_only=True,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
     )
     model, found = loaded
-    missing = sorted(found["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{folder} is incomplete: its files hold no weight {missing[0]!r}{more}; fetch it again")
+    _check_weights(folder, found)
+    if getattr(model.config, "quantization_config", None) and getattr(model, "hf_quantizer", None) is None:
+        raise ModelError(f"{folder} cannot be loaded: its weights are quantized in a way that transformers cannot read")
     return model
+
+
+def _check_weights(folder: Path, found: Mapping[str, Any]) -> None:
+    """Whether the files hold what config.json describes. What they hold beyond that is told of, and left out."""
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        raise ModelError(
+            f"{folder} does not fit its config.json: weight {name!r} is {_shape(stored)} in the files "
+            f"and {_shape(wanted)} by config.json{_more(mismatched)}; fetch it again"
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"{folder} is incomplete: its files hold no weight {missing[0]!r}{_more(missing)}; fetch it again"
+        )
+    if unexpected := sorted(found["unexpected_keys"]):
+        log.warning(
+            "%s: its files hold weights that the model by config.json does not have, so without effect: %s%s",
+            folder,
+            unexpected[0],
+            _more(unexpected),
+        )
+
+
+def _more(names: Sequence[Any]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def refuse_unservable(config: Any) -> None:
@@ -195,29 +231,42 @@ def _stateful(config: Any) -> str | None:
     return None
 
 
-def _facts(folder: Path, model: Any) -> ModelFacts:
+def _facts(folder: Path, model: Any, defaults: Mapping[str, Any]) -> ModelFacts:
     config = model.config.get_text_config(decoder=True)
-    defaults = _generation_config(folder)
-    ends = defaults.get("eos_token_id", config.eos_token_id)
+    context_length = getattr(config, "max_position_embeddings", None)
+    if context_length is not None and context_length < 1:
+        raise ModelError(f"{folder}: max_position_embeddings = {context_length} in config.json: must be at least 1")
+    bos = defaults.get("bos_token_id", config.bos_token_id)
+    if not (bos is None or _is_id(bos)):
+        raise ModelError(f"{folder}: bos_token_id = {bos!r}: must be a token id")
     return ModelFacts(
         kind=model.config.model_type,
         vocab_size=config.vocab_size,
-        context_length=getattr(config, "max_position_embeddings", None),
-        bos_token=defaults.get("bos_token_id", config.bos_token_id),
-        end_tokens=tuple(sorted({ends} if isinstance(ends, int) else set(ends or ()))),
+        context_length=context_length,
+        bos_token=bos,
+        end_tokens=_end_tokens(folder, defaults.get("eos_token_id", config.eos_token_id), config.vocab_size),
         generation_config=defaults,
         dtype=str(model.dtype).removeprefix("torch."),
         parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
     )
 
 
+def _end_tokens(folder: Path, given: Any, vocab_size: int) -> tuple[int, ...]:
+    """Ascending. Those outside of the vocabulary can never be sampled: told of, and left out."""
+    ids = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(map(_is_id, ids)):
+        raise ModelError(f"{folder}: eos_token_id = {given!r}: must be a token id or a list of them")
+    outside = sorted(token for token in ids if not 0 <= token < vocab_size)
+    if outside:
+        log.warning("%s: eos_token_id without effect, outside of the vocabulary of %d: %s", folder, vocab_size, outside)
+    return tuple(sorted(set(ids) - set(outside)))
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _generation_config(folder: Path) -> dict[str, Any]:
     """As the file says, without the values that transformers fills in for what is not there."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path} holds no JSON object: {error}") from error
+    found = read_object(folder / "generation_config.json")
     return {key: value for key, value in found.items() if value is not None}

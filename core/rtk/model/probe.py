@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rtk.errors import ConfigError, ModelError
+from rtk.errors import ConfigError, ModelError, one_line
 from rtk.model.loader import LoadedModel
 from rtk.model.record import LENGTHS, Recorded, record
 from rtk.model.threads import one_thread
@@ -79,8 +79,7 @@ def _record(loaded: LoadedModel, lengths: Sequence[int]) -> tuple[Sequence[Recor
     try:
         recorder, logits = record(loaded, lengths)
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), "no reason given")
-        raise _Unservable(f"a forward without cache and mask fails: {type(error).__name__}: {reason}") from error
+        raise _Unservable(f"a forward without cache and mask fails: {one_line(error)}") from error
     return recorder.calls, logits
 
 

@@ -1,4 +1,4 @@
-"""A plugin's code may raise anything: what of it the host contains, and how it words it."""
+"""A plugin's code may raise anything: what of it the host contains."""
 
 import threading
 
@@ -12,14 +12,3 @@ def contained(error: BaseException) -> bool:
     if isinstance(error, Exception | SystemExit | GeneratorExit):
         return True
     return threading.current_thread() is not threading.main_thread()
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of text, whatever its own text does."""
-    name = type(error).__name__
-    try:
-        return " ".join(f"{name}: {error}".split())
-    except BaseException as second:
-        if not contained(second):
-            raise
-        return f"{name}, which cannot say why"

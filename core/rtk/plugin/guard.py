@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rtk.errors import one_line
 from rtk.plugin.eviction import EvictionPolicy, NodeView
-from rtk.plugin.foreign import contained, one_line
+from rtk.plugin.foreign import contained
 from rtk.plugin.schedule import HOLD_LIMIT_S, ORDER_LIMIT, Columns, ScheduleContext, SchedulePolicy
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from typing import cast
 
 import pluggy
 
-from rtk.plugin.foreign import contained, one_line
+from rtk.errors import one_line
+from rtk.plugin.foreign import contained
 from rtk.plugin.info import API_VERSION, CAPABILITIES, KINDS, Options, Plugin, canonical
 from rtk.plugin.registry import Failure, Origin, Registered, Registry
 from rtk.plugin.spec import PROJECT, RtkSpec
@@ -73,6 +74,8 @@ def _checked(plugin: object) -> Plugin:
         raise ValueError(f"{label} is of unknown kind {plugin.kind!r}; kinds: {', '.join(KINDS)}")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", canonical(plugin.name)):
         raise ValueError(f"{label} must be named in letters and digits, with single dashes between words")
+    if not isinstance(plugin.summary, str) or not plugin.summary.isprintable():
+        raise ValueError(f"{label} has summary {plugin.summary!r}; write one line of text")
     if not re.fullmatch(r"[\w.]+:\w+", plugin.target):
         raise ValueError(f"{label} has target {plugin.target!r}; write 'module:object'")
     if unknown := plugin.requires - CAPABILITIES.keys():

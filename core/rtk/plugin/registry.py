@@ -6,10 +6,10 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
-from rtk.errors import PluginError
+from rtk.errors import PluginError, one_line
 from rtk.plugin.attention import AttentionBackend
 from rtk.plugin.eviction import FACTS, EvictionPolicy
-from rtk.plugin.foreign import contained, one_line
+from rtk.plugin.foreign import contained
 from rtk.plugin.info import Kind, Options, Plugin, canonical
 from rtk.plugin.schedule import SchedulePolicy
 

@@ -16,6 +16,7 @@ from rtk.cache.lease import Lease
 from rtk.cache.node import LockLedger, Match
 from rtk.cache.pools import Pools
 from rtk.cache.tree import PrefixCache
+from rtk.errors import one_line
 from rtk.schedule.batch import TableWrite
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.request import Request, Status
@@ -101,7 +102,7 @@ class CommitError(RuntimeError):
     """Committing one admission failed; everything the round had taken is given back. `request` is the one at fault."""
 
     def __init__(self, request: Request, cause: Exception) -> None:
-        super().__init__(f"request {request.rid!r} could not be admitted: {type(cause).__name__}: {cause}")
+        super().__init__(f"request {request.rid!r} could not be admitted: {one_line(cause)}")
         self.request = request
 
 

@@ -42,14 +42,14 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits) -
         )
     if asked is not None and prompt_len + asked > context:
         raise _too_long(
-            f"prompt ({prompt_len}) + max_tokens ({asked}) = {prompt_len + asked} exceeds {context}", limits
+            f"prompt ({prompt_len}) + max_new_tokens ({asked}) = {prompt_len + asked} exceeds {context}", limits
         )
     least = cold_charge(prompt_len, 1 if asked is None else asked, page)
     if least >= pool:
         raise _never_fits(f"its charge of {least} tokens reaches the pool of {pool} (page size {page})")
     if asked is not None:
         if prompt_len + asked > pool:
-            raise _never_fits(f"prompt ({prompt_len}) + max_tokens ({asked}) exceeds the pool of {pool} tokens")
+            raise _never_fits(f"prompt ({prompt_len}) + max_new_tokens ({asked}) exceeds the pool of {pool} tokens")
         return asked
     allowed = min(context, pool) - prompt_len
     slack = pool - cold_charge(prompt_len, 0, page) - 1  # the charge must stay below the pool
@@ -58,7 +58,7 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits) -
 
 def _too_long(what: str, limits: Limits) -> RequestError:
     return RequestError(
-        f"{what}, the context length of this server (in tokens); shorten the prompt or lower max_tokens",
+        f"{what}, the context length of this server (in tokens); shorten the prompt or lower max_new_tokens",
         field="prompt",
         code="context_length_exceeded",
     )
@@ -66,7 +66,7 @@ def _too_long(what: str, limits: Limits) -> RequestError:
 
 def _never_fits(why: str) -> RequestError:
     return RequestError(
-        f"the request can never fit: {why}; shorten it, lower max_tokens, or start with a larger cache.pool_tokens",
+        f"the request can never fit: {why}; shorten it, lower max_new_tokens, or start with a larger cache.pool_tokens",
         field="prompt",
         code="never_fits",
     )

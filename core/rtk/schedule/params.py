@@ -92,11 +92,13 @@ def sampling_params(
     """Validate a request's parameters, keyed by `SamplingParams`' field names; a missing one takes its default.
 
     `names` maps field names to what the caller calls them, for messages. Raises `RequestError` naming the field, the
-    value and what is allowed; `TypeError` for a name that is no field (a mistake of the caller's, not of a client's).
+    value and what is allowed.
     """
     public = names or {}
     values = {name: _listed(name, value) for name, value in given.items()}
     for name, value in values.items():
+        if name not in _RULES:
+            raise RequestError(f"unknown parameter {shown(name)}; there are {', '.join(_RULES)}", field=shown(name))
         valid, allowed = _RULES[name]
         if not valid(value):
             field = public.get(name, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rtk.config.models import Config
-from rtk.errors import ConfigError
+from rtk.errors import ConfigError, one_line
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import Limits
 from rtk.schedule.executor import Executor
@@ -97,11 +97,13 @@ def _device(config: Config) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(1, device=wanted)
+        found = torch.zeros(1, device=wanted)
+        found.item()  # some devices take tensors and give no value back
     except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.device = {wanted!r}: not usable here: {reason}; choose cpu or auto") from error
-    return wanted
+        raise ConfigError(
+            f"model.device = {wanted!r}: not usable here: {one_line(error)}; choose cpu or auto"
+        ) from error
+    return "cpu" if found.device.type == "cpu" else wanted
 
 
 def _context_length(config: Config, facts: "ModelFacts") -> int:

@@ -19,7 +19,8 @@ import jinja2.sandbox
 import tokenizers
 
 from rtk.cache.key import TOKEN_BYTES, unpack
-from rtk.errors import ModelError, RequestError
+from rtk.errors import ModelError, RequestError, one_line
+from rtk.model.files import read_object, read_text
 from rtk.schedule.messages import NewRequest
 from rtk.schedule.params import SamplingParams
 from rtk.serve.text import BROKEN, CONTEXT_TOKENS, IncrementalDecoder, StopChecker, StopScanner, TextAssembler
@@ -62,8 +63,8 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        config = _json_object(folder / "tokenizer_config.json")
+            raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
+        config = read_object(folder / "tokenizer_config.json")
         return cls(backend, config, _find_template(folder, config))
 
     # --- text and ids -------------------------------------------------------------------------------------------
@@ -188,23 +189,11 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _json_object(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return content
-
-
 def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The default chat template: a file of its own, or part of the configuration, alone or by name."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}

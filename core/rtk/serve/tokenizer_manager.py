@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,8 +217,11 @@ class TokenizerManager:
             check_text(prompt, field=name)
             return await self._in_thread(len(prompt), self._text_ids, prompt)
         if isinstance(prompt, Chat):
+            _check_messages(prompt.messages, name)
             length = sum(len(str(message.get("content"))) for message in prompt.messages)
             return await self._in_thread(length, self._chat_ids, prompt, name)
+        if not _is_row(prompt):
+            raise RequestError(f"{name} = {shown(prompt)}: must be a text, token ids, or a chat", field=name)
         check_token_ids(prompt, self.facts.vocab_size, field=name)
         return prompt
 
@@ -331,7 +334,9 @@ class TokenizerManager:
             return
         names = {"prompt": entry.request.prompt_name, **entry.request.names}
         field = None if verdict.field is None else names.get(verdict.field, verdict.field)
-        self._fail(entry, RequestError(verdict.problem, field=field, code=verdict.code, status=verdict.status))
+        length = "max_new_tokens"  # the one parameter that the scheduler's messages name
+        problem = verdict.problem.replace(length, names.get(length, length))
+        self._fail(entry, RequestError(problem, field=field, code=verdict.code, status=verdict.status))
 
     def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
         entry.completion_tokens += len(output.tokens)
@@ -356,3 +361,13 @@ def _own_rid(request: GenerateRequest, rid: str, index: int, size: int) -> str:
     if request.rid is not None:
         return request.rid
     return rid if size == 1 else f"{rid}-{index}"
+
+
+def _is_row(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+
+
+def _check_messages(messages: Any, name: str) -> None:
+    """What HTTP has looked at before: Python programs may bring anything."""
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
+        raise RequestError(f"{name} = {shown(messages)}: must be a list of messages with role and content", field=name)

@@ -25,13 +25,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def error_body(error: RequestError) -> dict[str, Any]:
     """The body of an error, also the content of an error event inside a stream."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    param = None if error.field is None else _encodable(error.field)
-    return {"error": {"message": _encodable(str(error)), "type": kind, "param": param, "code": error.code}}
-
-
-def _encodable(text: str) -> str:
-    """Messages quote clients, who may send what UTF-8 cannot hold."""
-    return text.encode(errors="backslashreplace").decode()
+    return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code}}
 
 
 def error_response(error: RequestError) -> Response:

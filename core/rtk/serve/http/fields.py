@@ -134,6 +134,7 @@ class Ignored:
     def unknown(self, prefix: str, name: str, scope: Scope) -> None:
         """Note a field that is not in the table for `scope`."""
         if self._strict:
+            name = name[:_NAME_AT_MOST]
             near = difflib.get_close_matches(name, [field.name for field in FIELDS if field.scope & scope], n=1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
             raise RequestError(f'unknown field "{prefix}{name}"{hint}', field=prefix + name, code="unknown_field")
