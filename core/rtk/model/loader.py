@@ -198,12 +198,12 @@ def _stateful(config: Any) -> str | None:
 def _facts(folder: Path, model: Any) -> ModelFacts:
     config = model.config.get_text_config(decoder=True)
     defaults = _generation_config(folder)
-    ends = defaults.get("eos_token_id", config.eos_token_id)
+    ends = defaults.get("eos_token_id", getattr(config, "eos_token_id", None))
     return ModelFacts(
         kind=model.config.model_type,
         vocab_size=config.vocab_size,
         context_length=getattr(config, "max_position_embeddings", None),
-        bos_token=defaults.get("bos_token_id", config.bos_token_id),
+        bos_token=defaults.get("bos_token_id", getattr(config, "bos_token_id", None)),
         end_tokens=tuple(sorted({ends} if isinstance(ends, int) else set(ends or ()))),
         generation_config=defaults,
         dtype=str(model.dtype).removeprefix("torch."),
