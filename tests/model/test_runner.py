@@ -184,6 +184,14 @@ def test_layers_that_bypass_attention_are_noticed_at_the_first_forward(zoo):
         runner.logits(cold([1, 2], [3, 4]))
 
 
+def test_a_layer_that_attends_in_place_of_another_is_noticed_too(zoo):
+    loaded = zoo.load("llama")
+    runner = make_runner(loaded)
+    loaded.model.model.layers[1].self_attn.layer_idx = 0
+    with pytest.raises(ModelError, match="called 2 times for 2 layers"):
+        runner.logits(cold([1, 2], [3, 4]))
+
+
 @pytest.mark.parametrize("kind", ["llama", "llama tied", "qwen2", "mistral"])
 def test_fused_layers_change_nothing_but_the_time(zoo, kind):
     loaded, plain = zoo.load(kind), zoo.load(kind)
@@ -197,6 +205,14 @@ def test_fused_layers_change_nothing_but_the_time(zoo, kind):
         assert torch.equal(own, original), name
     first = loaded.model.model.layers[0].self_attn
     assert first.q_proj.weight.untyped_storage().data_ptr() == first.k_proj.weight.untyped_storage().data_ptr()
+
+
+def test_norms_keep_their_epsilon(zoo):
+    loaded = zoo.load("llama")
+    for name, module in loaded.model.named_modules():
+        if name.endswith("layernorm"):
+            module.variance_epsilon = 0.1
+    assert fuse_layers(loaded) == 2
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "granite", "gpt2", "gpt_oss", "deepseek_v3"])
