@@ -1,6 +1,7 @@
 """Every installed attention backend keeps the contract, and the contract has teeth."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,6 +155,75 @@ class KeepsAnEarlierGather(Plain):
         return super().row(q, self.kept.setdefault(k.shape, k), v, call)
 
 
+class ScalesByItself(Plain):
+    def row(self, q, k, v, call):
+        return super().row(q, k, v, replace(call, scaling=q.shape[-1] ** -0.5))
+
+
+class TakesEndsForARun(Plain):
+    def slots(self, batch, row):
+        slots = super().slots(batch, row)
+        run = torch.arange(int(slots[0]), int(slots[0]) + len(slots))
+        return run if slots[-1] == run[-1] else slots
+
+
+class SpendsItsPlan(Plain):
+    def plan(self, batch, workspace):
+        return [batch]
+
+    def forward(self, q, kv, call, plan):
+        assert plan, "one forward for each plan"
+        return super().forward(q, kv, call, plan.pop())
+
+
+class KeepsTheFirstWindow(Plain):
+    def plan(self, batch, workspace):
+        self.windows = []
+        return batch
+
+    def forward(self, q, kv, call, plan):
+        self.windows.append(call.sliding_window)
+        return super().forward(q, kv, replace(call, sliding_window=self.windows[0]), plan)
+
+
+class ReadsWhatWasWrittenLast(Plain):
+    def write(self, kv, k, v, slots):
+        super().write(kv, k, v, slots)
+        self.kv = kv
+
+    def forward(self, q, kv, call, plan):
+        return super().forward(q, self.kv, call, plan)
+
+
+class WantsItInOnePiece(Plain):
+    def write(self, kv, k, v, slots):
+        k.view(-1), v.view(-1)
+        super().write(kv, k, v, slots)
+
+
+class WantsQueriesInOnePiece(Plain):
+    def forward(self, q, kv, call, plan):
+        return super().forward(q.view(-1).view(q.shape), kv, call, plan)
+
+
+class ScalesQueriesInPlace(Plain):
+    def forward(self, q, kv, call, plan):
+        return super().forward(q.mul_(call.scaling), kv, replace(call, scaling=1.0), plan)
+
+
+class CleansUpTheKeys(Plain):
+    def write(self, kv, k, v, slots):
+        super().write(kv, k, v, slots)
+        k.zero_()
+
+
+class ScribblesOnThePool(Plain):
+    def forward(self, q, kv, call, plan):
+        out = super().forward(q, kv, call, plan)
+        kv["k"][self.slots(plan, 0)] = 0
+        return out
+
+
 FAULTY = {
     OneKeyShort: "equals the oracle: page 1",
     IgnoresTheWindow: "equals the oracle: window",
@@ -167,6 +237,16 @@ FAULTY = {
     WritesTooMuch: "write touches its slots only",
     OneFingerprint: "fingerprint",
     KeepsAnEarlierGather: "does not depend on earlier steps",
+    ScalesByItself: "equals the oracle: scaling of its own",
+    TakesEndsForARun: "equals the oracle: one row, a slot elsewhere",
+    SpendsItsPlan: "serves every layer by one plan",
+    KeepsTheFirstWindow: "serves every layer by one plan",
+    ReadsWhatWasWrittenLast: "serves every layer by one plan",
+    WantsItInOnePiece: "equals the oracle: page 1",
+    WantsQueriesInOnePiece: "equals the oracle: page 1",
+    ScalesQueriesInPlace: "equals the oracle: page 1",
+    CleansUpTheKeys: "equals the oracle: page 1",
+    ScribblesOnThePool: "equals the oracle: page 1",
 }
 
 
@@ -181,7 +261,7 @@ def test_a_plain_backend_passes(check: Check):
 @pytest.mark.parametrize("faulty", FAULTY, ids=lambda backend: backend.__name__)
 def test_a_faulty_backend_is_caught(faulty: type[Plain]):
     check = next(check for check in checks() if check.name == FAULTY[faulty])
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, RuntimeError)):
         check(faulty())
 
 

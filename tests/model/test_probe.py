@@ -1,5 +1,7 @@
 """What the probe learns about models, and which ones it refuses."""
 
+import copy
+
 import pytest
 import torch
 
@@ -72,14 +74,25 @@ def test_a_model_that_counts_positions_itself(zoo, monkeypatch):
     assert "it ignores position_ids" in refusal(loaded)
 
 
-def test_a_model_that_mixes_neighbouring_tokens(zoo, monkeypatch):
+@pytest.mark.parametrize("share", [0.1, 0.003])
+def test_a_model_that_mixes_neighbouring_tokens(zoo, monkeypatch, share):
     loaded = zoo.load("llama")
 
     def convolve(forward):
-        return lambda x: forward(x) + 0.1 * forward(x).roll(1, dims=1)
+        return lambda x: forward(x) + share * forward(x).roll(1, dims=1)
 
     wrap(monkeypatch, loaded.model.model.layers[0].mlp, "forward", convolve)
     assert "keeps something of a sequence outside attention" in refusal(loaded)
+
+
+def test_a_model_that_counts_positions_by_its_cache(zoo):
+    reason = "without transformers' cache its logits change by "
+    assert reason in refusal(zoo.load("llama4 unchunked"))  # scales queries from position 15 on
+
+
+def test_a_model_that_looks_at_the_positions_of_the_whole_batch(zoo, monkeypatch):
+    monkeypatch.setattr("rtk.model.loader.refuse_unservable", lambda config: None)
+    assert "sequences in one batch change each other's logits" in refusal(zoo.load("longrope"))
 
 
 def test_a_layer_that_attends_twice(zoo, monkeypatch):
@@ -115,10 +128,55 @@ def test_attention_that_wants_more_than_rtk_knows(zoo, monkeypatch):
     assert "its attention wants position_bias, which rtk's does not know" in refusal(loaded)
 
 
-def test_a_sliding_layer_whose_call_names_no_window(zoo):
+def test_a_mask_that_hides_more_than_the_call_says(zoo):
+    reason = "layer 0 asks for no window, but its mask does not let token 9 see token 0"
+    assert refusal(zoo.load("phimoe")).endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("window", "reason"),
+    [
+        (6, "layer 1 asks for a window of 6, but its mask lets token 7 see token 1"),
+        (8, "layer 1 asks for a window of 8, but its mask does not let token 7 see token 0"),
+        (None, "layer 1 asks for no window, but its mask does not let token 7 see token 0"),
+        (2047, "layer 1 asks for a window of 2047, but its mask does not let token 7 see token 0"),
+    ],
+)
+def test_a_window_that_differs_from_the_mask(zoo, window, reason):
+    loaded = zoo.load("mistral")
+    attention = loaded.model.model.layers[1].self_attn
+    attention.config = copy.copy(attention.config)
+    attention.config.sliding_window = window
+    assert refusal(loaded).endswith(reason)
+
+
+def with_mask(monkeypatch, loaded, change):
+    def changed(forward):
+        return lambda *args, attention_mask, **kwargs: forward(*args, attention_mask=change(attention_mask), **kwargs)
+
+    wrap(monkeypatch, loaded.model.model.layers[0].self_attn, "forward", changed)
+
+
+def test_a_layer_that_changes_its_mask(zoo, monkeypatch):
     loaded = zoo.load("llama")
-    loaded.model.config.layer_types = ["full_attention", "sliding_attention"]
-    assert "layer 1 is sliding_attention, but its call names no window" in refusal(loaded)
+    with_mask(monkeypatch, loaded, lambda mask: None if mask is None else ~mask)
+    assert refusal(loaded).endswith("layer 0 attends under a mask of its own")
+
+
+def test_a_part_of_the_model_s_mask(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+    with_mask(monkeypatch, loaded, lambda mask: None if mask is None else mask[:, :, :, -3:])
+    probe(loaded)
+
+
+def test_a_layer_without_mask_has_no_window(zoo, monkeypatch):
+    for kind in ("llama", "mistral"):
+        loaded = zoo.load(kind)
+        with_mask(monkeypatch, loaded, lambda mask: None)
+        if kind == "llama":
+            probe(loaded)
+        else:
+            assert "layer 0 asks for a window of 7, but its mask lets token 7 see token 0" in refusal(loaded)
 
 
 def test_a_forward_that_fails(zoo, monkeypatch):
@@ -129,6 +187,21 @@ def test_a_forward_that_fails(zoo, monkeypatch):
 
     monkeypatch.setattr(loaded.model, "forward", fail)
     assert refusal(loaded).endswith("a forward without cache and mask fails: RuntimeError: no cache given second line")
+
+
+def test_a_forward_that_fails_with_a_cache(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+
+    def needs_none(forward):
+        def run(cache=None, **kwargs):
+            assert cache is None, "no cache please"
+            return forward(**kwargs)
+
+        return run
+
+    wrap(monkeypatch, loaded.model, "forward", needs_none)
+    assert refusal(loaded).endswith("a forward with cache and mask fails: AssertionError: no cache please")
+    assert loaded.model.config._attn_implementation == "rtk_paged"
 
 
 NEEDS = Probe(KVShape(2, 2, 8, 8, 4), frozenset({"softcap", "sliding_window"}), "float32")

@@ -1,7 +1,6 @@
 """The runner computes what transformers' own generate computes, however a request is cut, mixed and placed."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,10 +112,12 @@ def test_chunked_and_mixed_batches_give_what_generate_gives(zoo, kind):
     prompts = prompts_of(len(kind))
     wanted = generated(zoo.eager(kind), prompts, NEW)
     for page_size in (1, 16):
-        for prepare in (lambda loaded: 0, fuse_layers):
+        for fuse in (False, True):
             loaded = zoo.load(kind)
-            prepare(loaded)
-            driver = Driver(make_runner(loaded, page_size=page_size), page_size, seed=page_size)
+            runner = make_runner(loaded, page_size=page_size)
+            if fuse:
+                fuse_layers(loaded)
+            driver = Driver(runner, page_size, seed=page_size)
             assert driver.run(prompts, NEW) == wanted
 
 
@@ -183,18 +184,35 @@ def test_layers_that_bypass_attention_are_noticed_at_the_first_forward(zoo):
         runner.logits(cold([1, 2], [3, 4]))
 
 
+def test_a_layer_that_attends_in_place_of_another_is_noticed_too(zoo):
+    loaded = zoo.load("llama")
+    runner = make_runner(loaded)
+    loaded.model.model.layers[1].self_attn.layer_idx = 0
+    with pytest.raises(ModelError, match="called 2 times for 2 layers"):
+        runner.logits(cold([1, 2], [3, 4]))
+
+
 @pytest.mark.parametrize("kind", ["llama", "llama tied", "qwen2", "mistral"])
 def test_fused_layers_change_nothing_but_the_time(zoo, kind):
     loaded, plain = zoo.load(kind), zoo.load(kind)
+    runners = [make_runner(plain), make_runner(loaded)]
     assert fuse_layers(loaded) == 2
     tokens = list(range(1, 40))
     slots = list(range(1, 40))
-    fused, wanted = (make_runner(m).logits(cold(slots, tokens)) for m in (loaded, plain))
+    wanted, fused = (runner.logits(cold(slots, tokens)) for runner in runners)
     torch.testing.assert_close(fused, wanted, atol=1e-5, rtol=1e-5)
     for (name, own), (_, original) in zip(loaded.model.named_parameters(), plain.model.named_parameters(), strict=True):
         assert torch.equal(own, original), name
     first = loaded.model.model.layers[0].self_attn
     assert first.q_proj.weight.untyped_storage().data_ptr() == first.k_proj.weight.untyped_storage().data_ptr()
+
+
+def test_norms_keep_their_epsilon(zoo):
+    loaded = zoo.load("llama")
+    for name, module in loaded.model.named_modules():
+        if name.endswith("layernorm"):
+            module.variance_epsilon = 0.1
+    assert fuse_layers(loaded) == 2
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "granite", "gpt2", "gpt_oss", "deepseek_v3"])
@@ -207,9 +225,10 @@ def test_a_layer_that_was_changed_is_left_alone(zoo, monkeypatch):
     mlp = loaded.model.model.layers[0].mlp
     original = mlp.forward
     monkeypatch.setattr(mlp, "forward", lambda x: 1.001 * original(x))
-    before = make_runner(loaded).logits(cold([1, 2], [3, 4]))
+    runner = make_runner(loaded)
+    before = runner.logits(cold([1, 2], [3, 4]))
     assert fuse_layers(loaded) == 1
-    torch.testing.assert_close(make_runner(loaded).logits(cold([1, 2], [3, 4])), before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(runner.logits(cold([1, 2], [3, 4])), before, atol=1e-5, rtol=1e-5)
 
 
 def test_a_layer_with_other_linear_modules_is_left_alone(zoo):
@@ -264,8 +283,8 @@ def test_what_the_computation_raises_is_raised_by_the_result(zoo):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("prepare", [lambda loaded: 30, fuse_layers], ids=["plain", "fused"])
-def test_the_demo_model_gives_what_generate_gives(prepare: Callable[[LoadedModel], int]):
+@pytest.mark.parametrize("fuse", [False, True], ids=["plain", "fused"])
+def test_the_demo_model_gives_what_generate_gives(fuse):
     from transformers import AutoModelForCausalLM
 
     folder = fetch()
@@ -273,8 +292,9 @@ def test_the_demo_model_gives_what_generate_gives(prepare: Callable[[LoadedModel
     eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     wanted = generated(eager, [prompt], 8)[0]
     loaded = load_model(folder)
-    assert prepare(loaded) == 30
     runner = make_runner(loaded, slots=64)
+    if fuse:
+        assert fuse_layers(loaded) == 30
     tokens, slots = list(prompt), list(range(64, 0, -1))
     logits = runner.logits(cold(slots[: len(prompt)], prompt))
     while len(tokens) < len(prompt) + 8:

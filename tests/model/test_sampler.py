@@ -127,6 +127,12 @@ def test_an_infinite_logit_is_taken(temperature):
     assert draw(rows, temperature=temperature, uniform=0.9, top_k=5, top_p=0.5) == [7, 3]
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 0.5, 2.0])
+def test_the_largest_finite_logits(temperature):
+    row = [3e38, -3e38, 3e38, 1e38]
+    assert kept(row, temperature=temperature) == [0, 2]
+
+
 def test_minus_infinity_is_never_drawn():
     row = [-INF, 0.0, -INF, 0.0]
     assert kept(row) == [1, 3]

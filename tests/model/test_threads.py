@@ -34,5 +34,5 @@ def test_what_runs_before_the_first_step_runs_in_one_thread(zoo, two_threads, mo
     monkeypatch.setattr(loaded.model, "forward", watched)
     probe(loaded)
     fuse_layers(loaded)
-    assert seen == [1] * 4
+    assert seen == [1] * 5
     assert torch.get_num_threads() == 2

@@ -44,6 +44,14 @@ KINDS = {
     "lfm2": ("lfm2", BASE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", BASE | HALF_LINEAR | {"num_experts": 2, "num_experts_per_tok": 1}),
     "llama4": ("llama4_text", BASE | MOE | {"head_dim": 8, "intermediate_size_mlp": 32}),
+    "llama4 unchunked": (
+        "llama4_text",
+        BASE
+        | MOE
+        | {"head_dim": 8, "intermediate_size_mlp": 32, "no_rope_layers": [0, 0], "floor_scale": 16}
+        | {"layer_types": ["full_attention"] * 2, "attention_chunk_size": None},
+    ),
+    "phimoe": ("phimoe", BASE | MOE | {"sliding_window": 9}),
     "mamba": ("mamba", {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}),
     "t5": ("t5", {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}),
     "vit": ("vit", {}),

@@ -350,7 +350,7 @@ def test_what_may_come_from_outside_ends_only_the_main_thread(error):
     ("error", "line"),
     [
         (ValueError("a\nb"), "ValueError: a b"),
-        (MuteError(), "MuteError, which cannot say why"),
+        (MuteError(), "MuteError: its message cannot be read"),
         (SystemExit(3), "SystemExit: 3"),
     ],
 )

@@ -26,8 +26,8 @@ class Explanation:
     matched_tokens: int
     """How far the prompt agrees with cached content, in whole pages."""
     ends: Ends
-    """Why the match ends: nothing but an incomplete page is left of the prompt; the cache goes on with other tokens; what
-    followed was evicted; or nothing was ever cached there, as far as the cache remembers."""
+    """Why the match ends: nothing but an incomplete page is left of the prompt; the cache goes on with other tokens;
+    what followed was evicted; or nothing was ever cached there, as far as the cache remembers."""
     position: int | None = None
     """Where the prompt differs from the most similar cached sequence; set with `differs`."""
     token: int | None = None

@@ -14,8 +14,8 @@ class EvictionHeap:
     """Unlocked leaves by the policy's key, then by node id.
 
     Invariant: every unlocked leaf has an entry with the key it has now (`node.heap_key`). Whatever changes a fact locks
-    the node, which voids its entry, or offers it again; void entries are told by identity and passed over. Only a policy
-    with a memory of its own may change its mind without that: its keys are asked for again at the top.
+    the node, which voids its entry, or offers it again; void entries are told by identity and passed over. Only a
+    policy with a memory of its own may change its mind without that: its keys are asked for again at the top.
     """
 
     def __init__(self, policy: GuardedEviction) -> None:

@@ -1,14 +1,15 @@
-"""Where transformers' models meet rtk's attention: one attention function, registered once under one name.
+"""Where transformers' models meet rtk's attention: one attention function, registered once.
 
 The function hands each call to whoever computes in the current context. It is a context variable and no argument of
 the model, since not every model passes arguments it does not know on to its layers.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -16,6 +17,11 @@ from rtk.plugin import LayerCall
 
 IMPLEMENTATION = "rtk_paged"
 """The name transformers knows it by. Words like 'flash', 'sdpa' or 'flex' in it would make transformers guess."""
+WITH_MASKS = "rtk_paged_with_masks"
+"""The same, except that models build the masks of their own attention; for looking at those."""
+
+Rule = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(batch, head, query position, key position) to whether the query sees the key, as transformers writes masks."""
 
 
 class Attention(Protocol):
@@ -34,6 +40,13 @@ class Attention(Protocol):
 
         `extras` are the arguments that a `LayerCall` has no field for. Returns [T, q_heads, v_head_dim].
         """
+
+
+class Watcher(Attention, Protocol):
+    """Also looks at the masks that a model builds."""
+
+    def built(self, mask: torch.Tensor, rule: Rule) -> None:
+        """A mask that some layers are going to hand to `attend`. Its values mean nothing, `rule` is what it hides."""
 
 
 _current: ContextVar[Attention] = ContextVar("rtk_attention")
@@ -60,10 +73,19 @@ def register() -> str:
 
     No mask function is registered under the name: models then build no mask, and sequence boundaries stay ours.
     """
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(IMPLEMENTATION, _attention)
+    AttentionInterface.register(WITH_MASKS, _attention)
+    AttentionMaskInterface.register(WITH_MASKS, _mask)
     return IMPLEMENTATION
+
+
+def _mask(*, q_length: int, kv_length: int, mask_function: Rule, device: torch.device, **_: Any) -> torch.Tensor:
+    """transformers' signature."""
+    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
+    cast("Watcher", current()).built(mask, mask_function)
+    return mask
 
 
 def _attention(
@@ -104,4 +126,37 @@ def flat_logits(
             logits_to_keep=keep,
         )
     logits: torch.Tensor = answer.logits[0].float()
+    return logits
+
+
+@torch.inference_mode()
+def cached_logits(model: Any, attention: Watcher, tokens: torch.Tensor, start: int) -> torch.Tensor:
+    """As transformers' own `generate` would compute T tokens [T] after `start` others: float32 logits [1, vocab].
+
+    The model gets a cache that holds the K/V of no token, only their number; `attention` sees the masks it builds.
+    """
+    from transformers import DynamicCache
+
+    class Past(DynamicCache):
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return start
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+            return query_length, start
+
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return key_states, value_states
+
+    parameters = inspect.signature(type(model).forward).parameters
+    cache = {"cache" if "cache" in parameters else "past_key_values": Past()}
+    positions = torch.arange(start, start + len(tokens), device=tokens.device)
+    model.set_attn_implementation(WITH_MASKS)
+    try:
+        with attending(attention):
+            answer = model(input_ids=tokens[None], position_ids=positions[None], use_cache=True, **cache)
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+    logits: torch.Tensor = answer.logits[0, -1:].float()
     return logits

@@ -236,15 +236,16 @@ def _facts(folder: Path, model: Any, defaults: Mapping[str, Any]) -> ModelFacts:
     context_length = getattr(config, "max_position_embeddings", None)
     if context_length is not None and context_length < 1:
         raise ModelError(f"{folder}: max_position_embeddings = {context_length} in config.json: must be at least 1")
-    bos = defaults.get("bos_token_id", config.bos_token_id)
+    bos = defaults.get("bos_token_id", getattr(config, "bos_token_id", None))
     if not (bos is None or _is_id(bos)):
         raise ModelError(f"{folder}: bos_token_id = {bos!r}: must be a token id")
+    ends = defaults.get("eos_token_id", getattr(config, "eos_token_id", None))
     return ModelFacts(
         kind=model.config.model_type,
         vocab_size=config.vocab_size,
         context_length=context_length,
         bos_token=bos,
-        end_tokens=_end_tokens(folder, defaults.get("eos_token_id", config.eos_token_id), config.vocab_size),
+        end_tokens=_end_tokens(folder, ends, config.vocab_size),
         generation_config=defaults,
         dtype=str(model.dtype).removeprefix("torch."),
         parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),

@@ -1,21 +1,25 @@
 """Learns what K/V a model keeps by running it on a few tokens, and refuses a model that cannot be paged."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from rtk.errors import ConfigError, ModelError, one_line
 from rtk.model.loader import LoadedModel
-from rtk.model.record import LENGTHS, Recorded, record
+from rtk.model.record import LENGTHS, Recorded, Recorder, record, record_cached, visible
 from rtk.model.threads import one_thread
 from rtk.plugin import Capabilities, KVShape, LayerCall
 
+T = TypeVar("T")
 DRIFT = {"float64": 1e-3, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 """Relative difference of logits above which two sequences influence each other; rounding stays well below."""
 HARMLESS = frozenset({"position_ids", "cache_position"})
 """Tensors that models pass on to attention functions without wanting anything of them."""
+FAR = 2**20
+"""Masks are looked at up to here where the model's files name no context length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +39,24 @@ class _Unservable(Exception):  # noqa: N818 - a reason, on its way to becoming a
 
 @one_thread()
 def probe(loaded: LoadedModel) -> Probe:
-    """Run the model and look: two sequences apart and in one batch, three forwards of at most 12 tokens.
+    """Run the model and look: two sequences apart and in one batch, and one of them as transformers would generate.
 
-    Raises `ModelError` with the reason where paged attention would give wrong answers.
+    Four forwards of at most 12 tokens. Raises `ModelError` with the reason where paged attention would give wrong
+    answers.
     """
     try:
-        apart = [_record(loaded, [length])[1] for length in LENGTHS]
-        calls, together = _record(loaded, LENGTHS)
-        _check_calls(loaded, calls)
-        _check_independence(loaded, torch.cat(apart), together)
+        apart = [_run(record, loaded, [length])[1] for length in LENGTHS]
+        recorder, together = _run(record, loaded, LENGTHS)
+        _check_calls(loaded, recorder.calls)
+        _check_drift(loaded, torch.cat(apart), together, "sequences in one batch change each other's logits")
+        generating, cached = _run(record_cached, loaded)
+        _check_masks(loaded, generating)
+        _check_drift(loaded, cached, apart[-1], "without transformers' cache its logits change")
     except _Unservable as reason:
         raise ModelError(f"model type {loaded.facts.kind!r} cannot be served: {reason}") from reason.__cause__
-    first = calls[0]
-    shape = KVShape(len(calls), first.kv_heads, first.head_dim, first.v_head_dim, first.q_heads)
-    return Probe(shape, frozenset().union(*(_features(recorded.call) for recorded in calls)), first.dtype)
+    first = recorder.calls[0]
+    shape = KVShape(len(recorder.calls), first.kv_heads, first.head_dim, first.v_head_dim, first.q_heads)
+    return Probe(shape, frozenset().union(*(_features(recorded.call) for recorded in recorder.calls)), first.dtype)
 
 
 def check_backend(name: str, declared: Capabilities, needs: Probe, device: torch.device, page_size: int) -> None:
@@ -75,12 +83,12 @@ def _features(call: LayerCall) -> frozenset[str]:
     return frozenset(name for name, value in asked.items() if value is not None)
 
 
-def _record(loaded: LoadedModel, lengths: Sequence[int]) -> tuple[Sequence[Recorded], torch.Tensor]:
+def _run(function: Callable[..., T], *args: Any) -> T:
     try:
-        recorder, logits = record(loaded, lengths)
+        return function(*args)
     except Exception as error:
-        raise _Unservable(f"a forward without cache and mask fails: {one_line(error)}") from error
-    return recorder.calls, logits
+        kind = "without" if function is record else "with"
+        raise _Unservable(f"a forward {kind} cache and mask fails: {one_line(error)}") from error
 
 
 def _check_calls(loaded: LoadedModel, calls: Sequence[Recorded]) -> None:
@@ -92,12 +100,8 @@ def _check_calls(loaded: LoadedModel, calls: Sequence[Recorded]) -> None:
         raise _Unservable(f"the attention function was called {len(calls)} times for {len(expected)} layers")
     if len({recorded.shape for recorded in calls}) > 1:
         raise _Unservable("its layers differ in the shape of their K/V")
-    types = getattr(config, "layer_types", None) or ()
     for recorded in calls:
         _check_extras(recorded)
-        layer = recorded.call.layer
-        if layer < len(types) and types[layer] == "sliding_attention" and recorded.call.sliding_window is None:
-            raise _Unservable(f"layer {layer} is sliding_attention, but its call names no window")
 
 
 def _check_extras(recorded: Recorded) -> None:
@@ -108,10 +112,38 @@ def _check_extras(recorded: Recorded) -> None:
         raise _Unservable(f"its attention wants {_listed(tensors - HARMLESS)}, which rtk's does not know")
 
 
-def _check_independence(loaded: LoadedModel, apart: torch.Tensor, together: torch.Tensor) -> None:
-    drift = ((together - apart).norm(dim=-1) / apart.norm(dim=-1)).max().item()
+def _check_masks(loaded: LoadedModel, recorder: Recorder) -> None:
+    """The masks that the model builds hide what its calls say, no more and no less, anywhere in the context."""
+    for recorded in recorder.calls:
+        call, mask = recorded.call, recorded.extras["attention_mask"]
+        positions = _positions(loaded.facts.context_length or FAR, call.sliding_window).to(loaded.device)
+        query, key = positions[:, None], positions
+        asked = visible(query - key, call.sliding_window)
+        if mask is None:
+            shown = visible(query - key, None)
+        elif rule := recorder.rule(mask):
+            shown = _run(rule, 0, 0, query, key).expand_as(asked)
+        else:
+            raise _Unservable(f"layer {call.layer} attends under a mask of its own")
+        if not torch.equal(asked, shown):
+            i, j = torch.nonzero(asked != shown)[0].tolist()
+            window = "no window" if call.sliding_window is None else f"a window of {call.sliding_window}"
+            lets = "does not let" if asked[i, j] else "lets"
+            example = f"its mask {lets} token {positions[i]} see token {positions[j]}"
+            raise _Unservable(f"layer {call.layer} asks for {window}, but {example}")
+
+
+def _positions(context: int, window: int | None) -> torch.Tensor:
+    """Where masks are looked at: around powers of two, both ends of the context, and a window's edge behind each."""
+    edges = [0, context - 1, *(2**i for i in range(context.bit_length()))]
+    around = {edge + i for edge in edges for i in (-1, 0, 1)}
+    around |= {position - (window or 0) + i for position in around for i in (0, 1)}
+    return torch.tensor(sorted(position for position in around if 0 <= position < context))
+
+
+def _check_drift(loaded: LoadedModel, expected: torch.Tensor, got: torch.Tensor, happening: str) -> None:
+    drift = ((got - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
     if not drift <= DRIFT[loaded.facts.dtype]:
         raise _Unservable(
-            f"sequences in one batch change each other's logits by {drift:.1%}: "
-            "it ignores position_ids, or keeps something of a sequence outside attention"
+            f"{happening} by {drift:.1%}: it ignores position_ids, or keeps something of a sequence outside attention"
         )

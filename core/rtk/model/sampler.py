@@ -73,9 +73,9 @@ def _draw(
         nucleus = _highest(logits, _reaching(weights, top_p))
         ids, weights = (nucleus if ids is None else ids[nucleus]), weights[nucleus]
     cumulative = np.cumsum(weights, dtype=np.float64)
-    # The first id whose cumulative weight exceeds the target has a weight; rounding must not reach past the last.
-    target = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))
-    found = int(np.searchsorted(cumulative, target, side="right"))
+    # The first id whose cumulative weight exceeds the draw's share has a weight; the share of a draw below 1 rounds to
+    # less than the whole, which is at least 1.
+    found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return found if ids is None else int(ids[found])
 
 

@@ -134,7 +134,10 @@ class Workspace:
 
 
 class AttentionBackend(ABC):
-    """Computes attention over the paged pool. Built once with its options; called from the executor's thread only."""
+    """Computes attention over the paged pool. Built once with its options; called from the executor's thread only.
+
+    Tensors come with any strides, and are the caller's: none is changed but the buffers, and those by `write` only.
+    """
 
     capabilities: ClassVar[Capabilities]
 
@@ -144,7 +147,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: BatchView, workspace: Workspace) -> Any:
-        """Prepare one step; called once before the first layer. What it returns is handed to `forward` as `plan`."""
+        """Prepare one step; called once before the first layer. What it returns is handed to `forward` as `plan`.
+
+        One plan serves every layer of the step, and layers differ in their `LayerCall`.
+        """
 
     @abstractmethod
     def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
@@ -154,6 +160,7 @@ class AttentionBackend(ABC):
     def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Any) -> torch.Tensor:
         """Attention of one layer: q [T, q_heads, head_dim] to [T, q_heads, v_head_dim], after `write` of that layer.
 
+        Other layers may have been written in between, and scores are scaled by `call.scaling`, whatever the head_dim.
         `kv` are the layer's buffers by name. Reads no slot but those of the rows' visible positions: what lies in
         other slots may be anything, NaN included.
         """

@@ -8,8 +8,10 @@ Every slot that no query may see holds NaN throughout, those of the page of slot
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,8 +42,12 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    scaling: float | None = None
+    """None: the usual one of the head_dim."""
     scattered: bool = True
     """False: the slots of a row follow one another."""
+    stray: bool = False
+    """True: the second page of a row lies elsewhere, though its ends look as if the slots followed one another."""
     dtype: str | None = None
     """None: the most precise type that the backend declares."""
 
@@ -65,11 +71,14 @@ CASES = (
     Case(name="one row", rows=((1, 50),)),
     Case(name="one row, slots in order", rows=((1, 50),), scattered=False),
     Case(name="mixed, slots in order", scattered=False, page_size=16),
+    Case(name="one row, a slot elsewhere", rows=((1, 50),), scattered=False, stray=True),
+    Case(name="mixed, a page elsewhere", scattered=False, stray=True, page_size=16),
     Case(name="one cold prompt", rows=((40, 40),), page_size=16),
     Case(name="long chunk", rows=((300, 700), (1, 600))),
     Case(name="mha", shape=replace(GQA, kv_heads=4, q_heads=4)),
     Case(name="mqa", shape=replace(GQA, kv_heads=1, q_heads=8)),
     Case(name="narrow values", shape=replace(GQA, head_dim=24, v_head_dim=16), page_size=16),
+    Case(name="scaling of its own", scaling=0.5),
     Case(name="window", window=8),
     Case(name="window, page 16", window=20, page_size=16),
     Case(name="window 1", window=1),
@@ -87,6 +96,8 @@ class Scene:
 
     backend: AttentionBackend
     case: Case
+    layer: int = 0
+    """Layers of one case have the same slots, and K/V of their own."""
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
     call: LayerCall = field(init=False)
@@ -105,13 +116,14 @@ class Scene:
         _require(case.dtype is None or case.dtype in capabilities.dtypes, str(case.dtype))
         self.dtype = getattr(torch, case.dtype or most_precise(self.backend))
         seed = zlib.crc32(case.name.encode())
-        random = torch.Generator().manual_seed(seed)
+        random = torch.Generator().manual_seed(seed + self.layer)
         shape = case.shape
         self.q = [self._random(random, q_len, shape.q_heads, shape.head_dim) for q_len, _ in case.rows]
         self.k = [self._random(random, kv_len, shape.kv_heads, shape.head_dim) for _, kv_len in case.rows]
         self.v = [self._random(random, kv_len, shape.kv_heads, shape.v_head_dim) for _, kv_len in case.rows]
         sinks = self._random(random, shape.q_heads) if case.sinks else None
-        self.call = LayerCall(0, shape.head_dim**-0.5, case.window, case.softcap, sinks)
+        scaling = shape.head_dim**-0.5 if case.scaling is None else case.scaling
+        self.call = LayerCall(self.layer, scaling, case.window, case.softcap, sinks)
         self._place(np.random.default_rng(seed))
 
     def _random(self, generator: torch.Generator, *shape: int) -> torch.Tensor:
@@ -128,7 +140,9 @@ class Scene:
         self.req_rows = random.permutation(len(lens) + 2)[: len(lens)].astype(np.int32)
         table = np.zeros((len(lens) + 2, max(lens) + 3), np.int32)
         for row, n in enumerate(lens):
-            own, pages = pages[: counts[row]], pages[counts[row] :]
+            own, pages = pages[: counts[row]].copy(), pages[counts[row] :]
+            if self.case.stray and len(own) > 2:
+                own[1], pages[-1] = pages[-1], own[1]
             position = np.arange(n)
             table[self.req_rows[row], :n] = own[position // page] * page + position % page
         self.table = torch.from_numpy(table).to(self.device)
@@ -155,20 +169,37 @@ class Scene:
     ) -> list[torch.Tensor]:
         """Compute the given rows in one batch: outputs [q_len, q_heads, v_head_dim] row by row.
 
-        Earlier chunks are written first. `spoil` may change the buffers between the writes and the attention.
+        `spoil` may change the buffers between the writes and the attention.
         """
         rows = range(len(self.case.rows)) if rows is None else rows
+        buffers = self.before(rows)
+        table = self.table.clone()
+        plan = self.backend.plan(self.view(rows), workspace or Workspace(self.device))
+        self.write(buffers, rows)
+        spoil(buffers)
+        out = self.forward(buffers, rows, plan)
+        assert torch.equal(self.table, table), "the backend changed req_to_token"
+        return out
+
+    def before(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Buffers with the earlier chunks of the given rows."""
         buffers = self.buffers()
         for row in rows:
             seen, new = self.case.visible(row), self._new(row)
             self._write(buffers, row, range(seen.start, max(seen.start, new.start)))
-        table = self.table.clone()
-        plan = self.backend.plan(self._view(rows), workspace or Workspace(self.device))
-        k, v = (torch.cat([t[row][self._new(row).start :] for row in rows]) for t in (self.k, self.v))
-        self.backend.write(buffers, k, v, torch.cat([self.slots_of(row, self._new(row)) for row in rows]))
-        spoil(buffers)
-        out = self.backend.forward(torch.cat([self.q[row] for row in rows]), buffers, self.call, plan)
-        assert torch.equal(self.table, table), "the backend changed req_to_token"
+        return buffers
+
+    def write(self, buffers: Mapping[str, torch.Tensor], rows: Sequence[int]) -> None:
+        """Write the new tokens of the given rows."""
+        k, v = (_strided([t[row][self._new(row).start :] for row in rows]) for t in (self.k, self.v))
+        with _unchanged(k=k, v=v):
+            self.backend.write(buffers, k, v, torch.cat([self.slots_of(row, self._new(row)) for row in rows]))
+
+    def forward(self, buffers: Mapping[str, torch.Tensor], rows: Sequence[int], plan: Any) -> list[torch.Tensor]:
+        """The outputs of the given rows."""
+        q = _strided([self.q[row] for row in rows])
+        with _unchanged(q=q, **buffers):
+            out = self.backend.forward(q, buffers, self.call, plan)
         assert out.dtype == self.dtype, f"the output is {out.dtype}, the queries are {self.dtype}"
         return list(torch.split(out, [self.case.rows[row][0] for row in rows]))
 
@@ -181,7 +212,8 @@ class Scene:
             k, v = (t[row][positions.start : positions.stop] for t in (self.k, self.v))
             self.backend.write(buffers, k, v, self.slots_of(row, positions))
 
-    def _view(self, rows: Sequence[int]) -> BatchView:
+    def view(self, rows: Sequence[int]) -> BatchView:
+        """What the backend plans for the given rows."""
         return BatchView(
             q_lens=np.array([self.case.rows[row][0] for row in rows], np.int32),
             kv_lens=np.array([self.case.rows[row][1] for row in rows], np.int32),
@@ -200,6 +232,20 @@ class Scene:
         limit = TOLERANCE[str(self.dtype).removeprefix("torch.")]
         worst = (got.double() - wanted.double()).abs().max().item()
         assert worst <= limit, f"{self.case.name}: {what}: off by {worst:.3g}, allowed is {limit:g}"
+
+
+def _strided(parts: list[torch.Tensor]) -> torch.Tensor:
+    """[T, heads, dim] as models make it: head by head in memory."""
+    return torch.cat(parts).transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@contextmanager
+def _unchanged(**tensors: torch.Tensor) -> Iterator[None]:
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        message = f"the backend changed {name}"
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True, msg=message)
 
 
 def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
@@ -351,6 +397,21 @@ def check_earlier_steps(backend: AttentionBackend) -> None:
             second.assert_close(got, second.expected(row), f"row {row} depends on an earlier step")
 
 
+def check_layers(backend: AttentionBackend) -> None:
+    """One plan serves layers of different K/V and windows, and all may be written before the first is read."""
+    windows = (8, None, 3) if "sliding_window" in backend.capabilities.features else (None, None, None)
+    case = Case(name="layers", shape=replace(GQA, layers=len(windows)), page_size=_pages(backend)[-1])
+    scenes = [Scene(backend, replace(case, window=window), layer) for layer, window in enumerate(windows)]
+    rows = range(len(case.rows))
+    buffers = [scene.before(rows) for scene in scenes]
+    plan = backend.plan(scenes[0].view(rows), Workspace(device_of(backend)))
+    for scene, own in zip(scenes, buffers, strict=True):
+        scene.write(own, rows)
+    for scene, own in zip(scenes, buffers, strict=True):
+        for row, got in enumerate(scene.forward(own, rows, plan)):
+            scene.assert_close(got, scene.expected(row), f"layer {scene.layer}, row {row}")
+
+
 def _oracle_check(case: Case) -> Check:
     def run(backend: AttentionBackend) -> None:
         scene = Scene(backend, case)
@@ -371,5 +432,6 @@ def checks() -> list[Check]:
         Check("reads every visible slot", check_every_visible_slot_is_read),
         Check("does not depend on neighbours", check_neighbours),
         Check("does not depend on earlier steps", check_earlier_steps),
+        Check("serves every layer by one plan", check_layers),
         *map(_oracle_check, CASES),
     ]
