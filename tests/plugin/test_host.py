@@ -234,7 +234,7 @@ class OrdersNothing(SchedulePolicy):
         pass
 
 
-KNOWN = "a set of them may have created, hits, last_use, size, start"
+KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
 @pytest.mark.parametrize(

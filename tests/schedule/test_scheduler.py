@@ -5,7 +5,7 @@ import pytest
 
 from rtk.cache.key import AdapterRef, Namespace
 from rtk.plugin.testing.harness import Harness, count_up, digest
-from rtk.schedule.messages import Flush, Flushed
+from rtk.schedule.messages import Flush, Flushed, Refused
 
 
 def counting(n, start=0):
@@ -380,11 +380,11 @@ def test_flush_is_refused_while_a_request_lives():
     h = Harness()
     h.add("a", counting(10), max_new_tokens=3)
     h.step()
-    [answer] = h.scheduler.receive([Flush(1)])
-    assert isinstance(answer, Flushed) and answer.problem and not answer.freed
+    [answer] = h.scheduler.receive([Flush(id=1)])
+    assert isinstance(answer, Refused) and "1 requests are running or waiting" in answer.problem
     h.run()
     assert h.tokens["a"] == [10, 11, 12]
-    assert h.scheduler.receive([Flush(2)]) == [Flushed(id=2, freed=12)]
+    assert h.scheduler.receive([Flush(id=2)]) == [Flushed(id=2, tokens=12)]
     assert h.stat("free") == h.stat("pool")
 
 

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 
 from rtk.cache.key import unpack
-from rtk.schedule.messages import Abort, Finish, Flush, Flushed, GetStats, NewRequest, Output, Stats, Verdict
+from rtk.schedule.messages import Abort, Finish, Flush, Flushed, GetStats, NewRequest, Output, Refused, Stats, Verdict
 
 WAIT_S = 10
 STOP = Finish(reason="stop", matched=2)
@@ -146,11 +146,15 @@ class FakeScheduler:
             case Abort(rid):
                 if self._running.pop(rid, None):
                     yield Output(rid=rid, tokens=(), finish=Finish(reason="abort"))
-            case Flush(number):
-                busy = f"{self.running} requests are running or waiting"
-                yield Flushed(id=number, problem=busy) if self._running else Flushed(id=number, freed=7)
-            case GetStats(number):
-                yield Stats(number, {"running": self.running})
+            case Flush(id=number):
+                busy = f"the cache stays as it is: {self.running} requests are running or waiting"
+                yield (
+                    Refused(id=number, problem=busy, code="cache_busy")
+                    if self._running
+                    else Flushed(id=number, tokens=7)
+                )
+            case GetStats(id=number):
+                yield Stats(id=number, values={"running": self.running})
             case Gate():
                 message.opened = True
 

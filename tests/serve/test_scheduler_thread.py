@@ -68,7 +68,7 @@ def test_a_message_ends_the_pause():
     thread.start()
     thread.send(new("a"))
     assert said.get(timeout=10).accepted
-    thread.send(GetStats(7))
+    thread.send(GetStats(id=7))
     stats = said.get(timeout=10)
     assert isinstance(stats, Stats) and stats.values["waiting"] == 1
     thread.send(Abort("a"))

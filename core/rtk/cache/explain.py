@@ -45,7 +45,8 @@ def explain(cache: PrefixCache, key: Key) -> Explanation:
     root = cache.root(key.namespace)
     node, matched, used = cache.walk(root, key.tokens, end) if root else (None, 0, 0)
     ends: Ends = "prompt"
-    evicted, differs = None, (None, None, None)
+    evicted: Evicted | None = None
+    differs: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
     if matched < end:
         inside = node is not None and used < node.size
         below = key.namespace if node is None or isinstance(node, Root) else node.id

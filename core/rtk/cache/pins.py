@@ -1,11 +1,11 @@
 """Named prefixes that stay cached: leases that no request holds, on a budget and for a time."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rtk.cache.key import Namespace
 from rtk.cache.lease import Lease
-from rtk.cache.node import Node
+from rtk.cache.node import Match, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class Pins:
     def __contains__(self, name: str) -> bool:
         return name in self._pins
 
+    def shared(self, match: Match) -> int:
+        """Tokens of a match that are pinned already. O(nodes pinned + d)."""
+        pinned = {node.id for pin in self for node in pin.lease.nodes()}
+        return sum(used for node, used in match.path() if node.id in pinned)
+
     def add(self, name: str, lease: Lease, ttl_s: float | None) -> Pin:
         """Keep a lease under a name that is free, for `ttl_s` seconds. O(nodes pinned)."""
         assert name not in self._pins, f"there is a pin {name!r} already"
@@ -72,10 +77,5 @@ class Pins:
             self.remove(pin.name)
 
     def _count(self) -> None:
-        self.tokens = tokens_of(pin.lease for pin in self)
-
-
-def tokens_of(leases: Iterable[Lease]) -> int:
-    """Tokens that these leases hold together. O(nodes)."""
-    nodes: dict[int, Node] = {node.id: node for lease in leases for node in lease.nodes()}
-    return sum(node.size for node in nodes.values())
+        nodes: dict[int, Node] = {node.id: node for pin in self for node in pin.lease.nodes()}
+        self.tokens = sum(node.size for node in nodes.values())

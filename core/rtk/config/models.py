@@ -113,6 +113,14 @@ class ModelConfig(Section):
     )
 
 
+class PinsConfig(Section):
+    """Prefixes that stay cached because somebody asked for it."""
+
+    budget: int | None = Field(
+        default=None, ge=0, description="tokens that all pins together may hold; null: a quarter of the KV pool"
+    )
+
+
 class CacheConfig(Section):
     """The KV pool and the prefix cache in it."""
 
@@ -126,6 +134,7 @@ class CacheConfig(Section):
     mem_fraction: float | None = Field(
         default=None, gt=0, le=1, description="share of the free memory that the KV pool takes; null: chosen by device"
     )
+    pins: PinsConfig = Field(default_factory=PinsConfig, description="pinned prefixes")
 
 
 class EvictionConfig(PluginSection):

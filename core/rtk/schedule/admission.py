@@ -134,7 +134,7 @@ def commit(plan: AdmissionPlan, pools: Pools) -> list[TableWrite]:
 
 
 def _lease(admission: Admission, cache: PrefixCache) -> Lease:
-    lease = cache.acquire(admission.request.key, admission.match)
+    lease = cache.acquire(admission.request.key, admission.match, admission.request.priority)
     if lease.length != admission.match.length:
         lease.release()
         raise RuntimeError(f"planned with {admission.match.length} cached tokens, found {lease.length}")
@@ -156,13 +156,19 @@ def _place(request: Request, pools: Pools) -> list[TableWrite]:
 
 
 def give_back(request: Request, pools: Pools) -> None:
-    """Release all that a request holds, in whole or in part: slots that are not in the tree, the lease, the row."""
+    """Release all that a request holds, in whole or in part: slots that are not in the tree, the row, the lease."""
+    lease = detach(request, pools)
+    if lease:
+        lease.release()
+
+
+def detach(request: Request, pools: Pools) -> Lease | None:
+    """Release all that a request holds but its lease, which is answered."""
     lease, row = request.lease, request.row
     request.lease, request.row = None, 0
     if row:
         begin = lease.length if lease else 0
-        pools.allocator.release(pools.table.slots(row, begin, request.capacity).copy())
+        pools.allocator.release(pools.table.slots(row, begin, request.capacity))
         pools.table.release(row)
     request.capacity = request.computed_len = 0
-    if lease:
-        lease.release()
+    return lease

@@ -30,12 +30,14 @@ def cold_charge(prompt_len: int, max_new_tokens: int, page_size: int) -> int:
     return ceil_page(prompt_len, page_size) + min(max_new_tokens, CLIP_NEW_TOKENS) + page_size
 
 
-def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits) -> int:
+def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, pinned: int = 0) -> int:
     """How many tokens the request may generate: what it asked for, or as many as context and pool allow.
 
-    Raises `RequestError`, with the numbers, for a request that could never run to its end.
+    `pinned` tokens of the pool are out of its reach. Raises `RequestError`, with the numbers, for a request that could
+    never run to its end.
     """
-    context, pool, page = limits.context_length, limits.pool_tokens, limits.page_size
+    context, pool, page = limits.context_length, limits.pool_tokens - pinned, limits.page_size
+    reach = f"the pool of {limits.pool_tokens}" + (f", of which {pinned} are pinned" if pinned else "")
     if prompt_len >= context:
         raise _too_long(
             f"the prompt has {prompt_len} tokens; with one more for the answer it exceeds {context}", limits
@@ -46,10 +48,10 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits) -
         )
     least = cold_charge(prompt_len, 1 if asked is None else asked, page)
     if least >= pool:
-        raise _never_fits(f"its charge of {least} tokens reaches the pool of {pool} (page size {page})")
+        raise _never_fits(f"its charge of {least} tokens reaches {reach} (page size {page})")
     if asked is not None:
         if prompt_len + asked > pool:
-            raise _never_fits(f"prompt ({prompt_len}) + max_new_tokens ({asked}) exceeds the pool of {pool} tokens")
+            raise _never_fits(f"prompt ({prompt_len}) + max_new_tokens ({asked}) exceeds {reach}")
         return asked
     allowed = min(context, pool) - prompt_len
     slack = pool - cold_charge(prompt_len, 0, page) - 1  # the charge must stay below the pool

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rtk.cache.pins import Pins
 from rtk.cache.pools import Pools
 from rtk.cache.req_table import ReqTable
 from rtk.cache.slots import SlotAllocator
@@ -12,6 +13,7 @@ from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.guard import GuardedEviction, GuardedSchedule, Health
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.schedule.budget import Limits, ceil_page
+from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.scheduler import MatchStop, Scheduler
@@ -35,20 +37,28 @@ def build_scheduler(
     limits: Limits,
     *,
     cache_enabled: bool,
+    pin_budget: int | None,
     end_tokens: frozenset[int],
     match_stop: MatchStop,
     clock: Callable[[], float],
     rng: random.Random,
 ) -> Scheduler:
-    """A scheduler with an empty cache. `clock` answers seconds, `rng` is the source of all unseeded randomness."""
+    """A scheduler with an empty cache.
+
+    `pin_budget` is in tokens, by default a quarter of the pool; `clock` answers seconds; `rng` is the source of all
+    unseeded randomness.
+    """
     health = Health()
     allocator = SlotAllocator(limits.pool_tokens, limits.page_size)
     table = ReqTable(limits.max_running, ceil_page(limits.context_length, limits.page_size))
     eviction = GuardedEviction(policies.eviction, policies.eviction_name, health)
-    cache = PrefixCache(allocator, eviction, enabled=cache_enabled)
+    cache = PrefixCache(allocator, eviction, enabled=cache_enabled, clock=clock)
+    pools = Pools(allocator, table, cache)
+    pins = Pins(limits.pool_tokens // 4 if pin_budget is None else pin_budget, clock)
     schedule = GuardedSchedule(policies.schedule, policies.schedule_name, health)
     return Scheduler(
-        pools=Pools(allocator, table, cache),
+        pools=pools,
+        desk=CacheDesk(pools, pins, limits, clock),
         queue=WaitingQueue(schedule, cache, match_prefixes=policies.match_prefixes),
         executor=executor,
         limits=limits,

@@ -39,26 +39,26 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     id: int
 
 
-class Flush(Question, tag=True):
+class Flush(Question, frozen=True, tag=True):
     """Empty the prefix cache. Answered by `Flushed`."""
 
 
-class GetStats(Question, tag=True):
+class GetStats(Question, frozen=True, tag=True):
     """Answered by `Stats`."""
 
 
-class GetCache(Question, tag=True):
+class GetCache(Question, frozen=True, tag=True):
     """Answered by `CacheReport`."""
 
 
-class Explain(Question, tag=True):
+class Explain(Question, frozen=True, tag=True):
     """Why a prompt hits as much as it does. Answered by `Explained`."""
 
     tokens: bytes
     namespace: Namespace = DEFAULT_NAMESPACE
 
 
-class Pin(Question, tag=True):
+class Pin(Question, frozen=True, tag=True):
     """Compute a prefix, cached or not, and keep it. Answered by `Pinned` once it is there."""
 
     name: str
@@ -68,7 +68,7 @@ class Pin(Question, tag=True):
     """Seconds to keep it; None until it is unpinned."""
 
 
-class Unpin(Question, tag=True):
+class Unpin(Question, frozen=True, tag=True):
     """Answered by `Pinned`, with what was pinned."""
 
     name: str
@@ -114,7 +114,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     id: int
 
 
-class Refused(Answer, tag=True):
+class Refused(Answer, frozen=True, tag=True):
     """The question could not be answered, or what it asks for not be done."""
 
     problem: str
@@ -123,21 +123,21 @@ class Refused(Answer, tag=True):
     status: int = 409
 
 
-class Flushed(Answer, tag=True):
+class Flushed(Answer, frozen=True, tag=True):
     """The answer to `Flush`."""
 
     tokens: int
     """Given back."""
 
 
-class Stats(Answer, tag=True):
+class Stats(Answer, frozen=True, tag=True):
     """The answer to `GetStats`: counters and gauges by name."""
 
     values: dict[str, int | float]
 
 
-class Pinned(Answer, tag=True):
-    """The answer to `Pin` and `Unpin`, and one pin of a `CacheReport`."""
+class PinState(msgspec.Struct, frozen=True, kw_only=True):
+    """One pin."""
 
     name: str
     tokens: int
@@ -147,7 +147,13 @@ class Pinned(Answer, tag=True):
     """None: never."""
 
 
-class CacheReport(Answer, tag=True):
+class Pinned(Answer, frozen=True, tag=True):
+    """The answer to `Pin`, and to `Unpin` with what was pinned."""
+
+    pin: PinState
+
+
+class CacheReport(Answer, frozen=True, tag=True):
     """The answer to `GetCache`. Tokens; the first four add up to the pool."""
 
     free: int
@@ -160,10 +166,10 @@ class CacheReport(Answer, tag=True):
     pinned: int
     """Part of `protected`."""
     pin_budget: int
-    pins: tuple[Pinned, ...]
+    pins: tuple[PinState, ...]
 
 
-class Explained(Answer, tag=True):
+class Explained(Answer, frozen=True, tag=True):
     """The answer to `Explain`."""
 
     explanation: Explanation

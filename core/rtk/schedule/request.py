@@ -4,9 +4,9 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rtk.cache.key import Key, Namespace, pack
+from rtk.cache.key import Key, pack
 from rtk.cache.lease import Lease
-from rtk.schedule.messages import Finish
+from rtk.schedule.messages import Finish, Pin
 from rtk.schedule.params import SamplingParams
 
 
@@ -29,7 +29,9 @@ class Request:
     tokens: bytearray
     """Prompt and output, packed. Written by `append`."""
     params: SamplingParams
-    namespace: Namespace
+    key: Key
+    """The prompt, as the cache looks it up."""
+    priority: int
     max_new_tokens: int
     """Resolved: what was asked for, or what context and pool allow."""
     seed: int
@@ -41,6 +43,8 @@ class Request:
     """Every token that ends the text: the model's own unless ignored, and the request's."""
     match_stop: Callable[[int], str | None] | None = None
     """Fed each output token; answers the stop string that it completes."""
+    pin: Pin | None = None
+    """The order that this computes the prefix of; such a request generates nothing."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
@@ -66,11 +70,6 @@ class Request:
     def prefilled(self) -> bool:
         """Whether all of the prompt is computed."""
         return self.computed_len >= self.prompt_len
-
-    @property
-    def key(self) -> Key:
-        """The prompt, as the cache looks it up. O(prompt)."""
-        return Key(self.namespace, bytes(self.tokens[: self.prompt_len * 4]))
 
     @property
     def last_position(self) -> int:

@@ -8,27 +8,36 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from rtk.cache.key import Key
+from rtk.cache.lease import Lease
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import CommitError, commit, give_back, plan_admission
+from rtk.schedule.admission import CommitError, commit, detach, plan_admission
 from rtk.schedule.batch import Row, StepPlan, StepResult, TableWrite
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
+from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compose import compose, sample_inputs
 from rtk.schedule.executor import Executor
 from rtk.schedule.messages import (
     Abort,
+    Explain,
     Finish,
     FinishReason,
     Flush,
     Flushed,
+    GetCache,
     GetStats,
     Inbound,
     NewRequest,
     Outbound,
     Output,
+    Pin,
+    Question,
+    Refused,
     Stats,
+    Unpin,
     Verdict,
 )
 from rtk.schedule.params import SamplingParams
@@ -67,6 +76,7 @@ class Scheduler:
         self,
         *,
         pools: Pools,
+        desk: CacheDesk,
         queue: WaitingQueue,
         executor: Executor,
         limits: Limits,
@@ -77,6 +87,7 @@ class Scheduler:
         rng: random.Random,
     ) -> None:
         self._pools = pools
+        self._desk = desk
         self._queue = queue
         self._executor = executor
         self._limits = limits
@@ -105,16 +116,17 @@ class Scheduler:
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
+        self._desk.expire()
         for message in messages:
             match message:
                 case NewRequest():
                     self._outbox.append(self._accept(message))
                 case Abort(rid):
                     self._abort(rid)
-                case Flush(id):
-                    self._outbox.append(self._flush(id))
-                case GetStats(id):
-                    self._outbox.append(Stats(id, self.stats()))
+                case Pin():
+                    self._pin(message)
+                case Question():
+                    self._outbox.append(self._answer(message))
         return self._drain()
 
     def _accept(self, new: NewRequest) -> Verdict:
@@ -135,7 +147,7 @@ class Scheduler:
         self.counters["requests_accepted"] += 1
         return Verdict(rid=new.rid, accepted=True)
 
-    def _request(self, new: NewRequest) -> Request:
+    def _request(self, new: NewRequest, pin: Pin | None = None) -> Request:
         if new.rid in self._requests:
             raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
         params, prompt_len = new.params, len(new.tokens) // 4
@@ -148,13 +160,17 @@ class Scheduler:
             prompt_len=prompt_len,
             tokens=bytearray(new.tokens),
             params=params,
-            namespace=new.namespace,
-            max_new_tokens=resolve_max_new_tokens(prompt_len, params.max_new_tokens, self._limits),
+            key=Key(new.namespace, new.tokens),
+            priority=new.priority,
+            max_new_tokens=resolve_max_new_tokens(
+                prompt_len, params.max_new_tokens, self._limits, self._desk.spoken_for
+            ),
             seed=self._rng.getrandbits(63) if params.seed is None else params.seed,
             arrival_s=self._clock(),
             prefilled_at_arrival=self.counters["prefill_tokens"],
             stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
             match_stop=self._match_stop(params, new.tokens) if params.stop else None,
+            pin=pin,
         )
 
     def _abort(self, rid: str) -> None:
@@ -162,10 +178,42 @@ class Scheduler:
         if request is not None:
             self._end(request, "abort")
 
-    def _flush(self, id: int) -> Flushed:
+    def _pin(self, pin: Pin) -> None:
+        """Compute the prefix as a request that generates nothing; its end answers."""
+        prefill = SamplingParams(max_new_tokens=0)
+        new = NewRequest(rid=f"pin:{pin.id}", tokens=pin.tokens, params=prefill, namespace=pin.namespace)
+        try:
+            request = self._request(new, pin)
+            self._desk.order(pin, self._requests.values())
+        except RequestError as error:
+            self._outbox.append(
+                Refused(id=pin.id, problem=str(error), code=error.code, field=error.field, status=error.status)
+            )
+            return
+        self._requests[request.rid] = request
+        self._queue.add(request)
+
+    def _answer(self, question: Question) -> Outbound:
+        match question:
+            case Flush():
+                return self._flush(question.id)
+            case GetStats():
+                return Stats(id=question.id, values=self.stats())
+            case GetCache():
+                return self._desk.report(question.id, self.held())
+            case Explain():
+                return self._desk.explain(question)
+            case Unpin():
+                return self._desk.unpin(question.id, question.name)
+        raise TypeError(f"nobody answers a {type(question).__name__}")
+
+    def _flush(self, id: int) -> Flushed | Refused:
         if self._requests:
-            return Flushed(id=id, problem=f"{len(self._requests)} requests are running or waiting; try again when idle")
-        return Flushed(id=id, freed=self._pools.cache.flush())
+            busy = (
+                f"the cache stays as it is: {len(self._requests)} requests are running or waiting; try again when idle"
+            )
+            return Refused(id=id, problem=busy, code="cache_busy")
+        return Flushed(id=id, tokens=self._pools.cache.flush())
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
@@ -181,6 +229,7 @@ class Scheduler:
 
     def step(self) -> list[Outbound]:
         """Prefill whoever fits, else decode everybody who runs; returns what became known."""
+        self._desk.expire()
         batch = self._admit() or self._grow_running()
         self.stalled = not batch and len(self._queue) > 0
         if batch:
@@ -326,23 +375,34 @@ class Scheduler:
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
         del self._requests[request.rid]
+        if waiting:
+            self._queue.remove(request)
+            lease = None
+        else:
+            self._running.remove(request)
+            lease = self._release(request, keep_lease=request.pin is not None and reason == "length")
+        if request.pin is not None:
+            self._outbox.append(self._desk.settle(request.pin, lease, problem))
+            return
         finish = Finish(reason=reason, matched=matched, problem=problem)
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
         self.counters[f"finished_{reason}"] += 1
-        if waiting:
-            self._queue.remove(request)
-        else:
-            self._running.remove(request)
-            self._release(request)
 
-    def _release(self, request: Request) -> None:
-        """Give the pools back what a request held; what it computed stays cached. A failed step computed nothing."""
+    def _release(self, request: Request, *, keep_lease: bool) -> Lease | None:
+        """Give the pools back what a request held; what it computed stays cached. A failed step computed nothing.
+
+        Answers the lease if it is kept.
+        """
         try:
             self._cache_computed(request)
-            give_back(request, self._pools)
+            lease = detach(request, self._pools)
+            if keep_lease or lease is None:
+                return lease
+            lease.release()
         except Exception:
             log.exception("the books of request %s are wrong", request.rid)
             self.counters["invariant_violations"] += 1
+        return None
 
     # --- books --------------------------------------------------------------------------------------------------
 
@@ -362,17 +422,18 @@ class Scheduler:
             "running": len(self._running),
             "waiting": len(self._queue),
             "free_rows": pools.table.free_rows,
+            "pinned": self._desk.pinned,
             "evicted_tokens": pools.cache.evicted,
             "plugin_faults": sum(self._health.faults.values()),
         }
         return {**dict.fromkeys(COUNTERS, 0), **self.counters, **gauges, **self._executor.stats()}
 
     def _check_idle(self) -> None:
-        """With nothing running, all slots are free or evictable and all rows are free. Wrong books are counted."""
+        """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""
         pools = self._pools
         if self._running:
             return
-        idle = pools.allocator.free + pools.cache.evictable
+        idle = pools.allocator.free + pools.cache.evictable + self._desk.pinned
         if idle != pools.allocator.capacity or pools.table.free_rows != self._limits.max_running:
             log.error("idle, but %d of %d slots are accounted for", idle, pools.allocator.capacity)
             self.counters["invariant_violations"] += 1

@@ -44,6 +44,10 @@ class GenerateRequest:
     """By field of `SamplingParams`."""
     rid: str | None = None
     """The client's own id of the request, unique among those in flight; None: a random one."""
+    cache_salt: str | None = None
+    """Cached K/V is shared among requests with the same salt only."""
+    priority: int = 0
+    """What the request's cached tokens are worth keeping, for eviction policies that read it."""
     prompt_name: str = "prompt"
     """What the client calls the prompt, for messages."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -86,6 +86,7 @@ def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Sc
         computing.executor,
         computing.limits,
         cache_enabled=not config.cache.disable,
+        pin_budget=config.cache.pins.budget,
         end_tokens=computing.end_tokens,
         match_stop=tokenizer.match_stop,
         clock=time.monotonic,

@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rtk.schedule.messages import Flush, Flushed, GetStats, Inbound, NewRequest, Outbound, Stats, Verdict
+from rtk.schedule.messages import Inbound, NewRequest, Outbound, Question, Refused, Verdict
 from rtk.schedule.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -95,8 +95,6 @@ def _refusal(message: Inbound | None, why: str) -> Outbound | None:
     match message:
         case NewRequest(rid=rid):
             return Verdict(rid=rid, accepted=False, code="engine_stopped", problem=why, status=503)
-        case Flush(id):
-            return Flushed(id=id, problem=why)
-        case GetStats(id):
-            return Stats(id, {})
+        case Question(id=id):
+            return Refused(id=id, problem=why, code="engine_stopped", status=503)
     return None

@@ -6,23 +6,35 @@ Lives on one event loop. The scheduler is reached through `send` and answers thr
 import asyncio
 import itertools
 import logging
+import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rtk.cache.key import TOKEN_BYTES, pack
+from rtk.cache.key import TOKEN_BYTES, Namespace, pack
 from rtk.errors import RequestError
 from rtk.schedule.messages import (
     Abort,
+    Answer,
+    CacheReport,
+    Explain,
+    Explained,
     Finish,
     Flush,
     Flushed,
+    GetCache,
     GetStats,
     Inbound,
     NewRequest,
     Outbound,
+    Pin,
+    Pinned,
+    PinState,
+    Refused,
     Stats,
+    Unpin,
     Verdict,
 )
 from rtk.schedule.params import SamplingParams, check_text, check_token_ids, sampling_params, shown
@@ -39,6 +51,11 @@ LONG_TEXT = 8_000
 
 MAX_RID = 200
 """Characters of a request id."""
+
+MAX_SALT = 65_536
+"""Characters of a cache salt."""
+
+MAX_PRIORITY = 2**31 - 1
 
 ANSWER_LIMIT_S = 60.0
 """How long the scheduler may take to answer a question: longer than any step of it."""
@@ -202,14 +219,24 @@ class TokenizerManager:
     async def _prepare(self, entry: _Entry) -> NewRequest:
         request = entry.request
         params = self._params(request)
-        ids = await self._encode(request)
-        if not ids:
-            raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
-        return NewRequest(rid=entry.id, tokens=pack(ids), params=params)
+        return NewRequest(
+            rid=entry.id,
+            tokens=await self._tokens(request),
+            params=params,
+            namespace=_namespace(request),
+            priority=_priority(request),
+        )
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
         given = {**self.facts.default_sampling, **request.sampling}
         return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
+
+    async def _tokens(self, request: GenerateRequest) -> bytes:
+        """The prompt, encoded and packed."""
+        ids = await self._encode(request)
+        if not ids:
+            raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
+        return pack(ids)
 
     async def _encode(self, request: GenerateRequest) -> Sequence[int]:
         prompt, name = request.prompt, request.prompt_name
@@ -256,21 +283,50 @@ class TokenizerManager:
     async def flush(self) -> int:
         """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""
         answer: Flushed = await self._ask(Flush)
-        if answer.problem:
-            raise RequestError(f"the cache stays as it is: {answer.problem}", code="cache_busy", status=409)
-        return answer.freed
+        return answer.tokens
 
-    async def _ask(self, question: Callable[[int], Inbound]) -> Any:
+    async def cache(self) -> CacheReport:
+        """What the KV pool holds, and the pins."""
+        answer: CacheReport = await self._ask(GetCache)
+        return answer
+
+    async def explain(self, request: GenerateRequest) -> Explained:
+        """Why the request's prompt would hit the prefix cache as much as it does. Computes nothing."""
+        tokens, namespace = await self._tokens(request), _namespace(request)
+        answer: Explained = await self._ask(partial(Explain, tokens=tokens, namespace=namespace))
+        return answer
+
+    async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
+        """Keep the request's prompt in the prefix cache, computing it where it is not there.
+
+        `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` for what does not fit.
+        """
+        if not (isinstance(name, str) and 1 <= len(name) <= MAX_RID and name.isprintable()):
+            raise RequestError(f"name: must be a string of 1 to {MAX_RID} printable characters", field="name")
+        if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s < math.inf):
+            raise RequestError(f"ttl_s = {shown(ttl_s)}: must be a number of seconds above 0, or null", field="ttl_s")
+        tokens, namespace = await self._tokens(request), _namespace(request)
+        answer: Pinned = await self._ask(
+            partial(Pin, name=name, tokens=tokens, namespace=namespace, ttl_s=ttl_s), limit_s=None
+        )
+        return answer.pin
+
+    async def unpin(self, name: str) -> PinState:
+        """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""
+        answer: Pinned = await self._ask(partial(Unpin, name=name))
+        return answer.pin
+
+    async def _ask(self, question: Callable[..., Inbound], limit_s: float | None = ANSWER_LIMIT_S) -> Any:
         self._check_running()
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(question(number))
+            self._send(question(id=number))
             self.check_healthy()
-            return await asyncio.wait_for(answer, ANSWER_LIMIT_S)
+            return await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
             raise RequestError(
-                f"the engine gave no answer within {ANSWER_LIMIT_S:g} s", code="engine_busy", status=503
+                f"the engine gave no answer within {limit_s:g} s", code="engine_busy", status=503
             ) from None
         finally:
             del self._questions[number]
@@ -301,10 +357,18 @@ class TokenizerManager:
                     self._output(message)
                 case Verdict(accepted=False):
                     self._refuse(message)
-                case Stats() | Flushed():
-                    answer = self._questions.get(message.id)
-                    if answer is not None and not answer.done():
-                        answer.set_result(message)
+                case Answer():
+                    self._answered(message)
+
+    def _answered(self, answer: Answer) -> None:
+        waiting = self._questions.get(answer.id)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, Refused):
+            error = RequestError(answer.problem, field=answer.field, code=answer.code, status=answer.status)
+            waiting.set_exception(error)
+        else:
+            waiting.set_result(answer)
 
     def _output(self, output: TextOutput) -> None:
         entry = self._entries.get(output.rid)
@@ -350,6 +414,30 @@ class TokenizerManager:
             completion_tokens=entry.completion_tokens,
             finish=output.finish,
         )
+
+
+def _namespace(request: GenerateRequest) -> Namespace:
+    salt = request.cache_salt
+    if salt is not None:
+        if not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT):
+            raise RequestError(
+                f"cache_salt: must be a string of 1 to {MAX_SALT:,} characters, or null", field="cache_salt"
+            )
+        check_text(salt, field="cache_salt")
+    return Namespace(salt=salt)
+
+
+def _priority(request: GenerateRequest) -> int:
+    priority = request.priority
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority = {shown(priority)}: must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
+        )
+    return priority
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _stopped() -> RequestError:

@@ -12,7 +12,7 @@ from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.build import Policies, build_scheduler
-from rtk.schedule.messages import Abort, Finish, Inbound, NewRequest, Outbound, Output, Verdict
+from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
 
@@ -43,6 +43,7 @@ class Harness:
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
+    pin_budget: int | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
     seed: int = 0
@@ -51,6 +52,7 @@ class Harness:
     tokens: dict[str, list[int]] = field(default_factory=dict, init=False)
     cached: dict[str, int] = field(default_factory=dict, init=False)
     finished: dict[str, Finish] = field(default_factory=dict, init=False)
+    answers: dict[int, Answer] = field(default_factory=dict, init=False)
     now: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -73,6 +75,7 @@ class Harness:
             self.executor,
             limits,
             cache_enabled=self.cache_enabled,
+            pin_budget=self.pin_budget,
             end_tokens=self.end_tokens,
             match_stop=self.match_stop or _no_stop_strings,
             clock=lambda: self.now,
@@ -100,7 +103,13 @@ class Harness:
     # --- driving ------------------------------------------------------------------------------------------------
 
     def add(
-        self, rid: str, prompt: Sequence[int], *, namespace: Namespace = DEFAULT_NAMESPACE, **params: Any
+        self,
+        rid: str,
+        prompt: Sequence[int],
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        priority: int = 0,
+        **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
         new = NewRequest(
@@ -108,6 +117,7 @@ class Harness:
             tokens=pack(prompt),
             params=SamplingParams(**{"temperature": 0.0, **params}),
             namespace=namespace,
+            priority=priority,
         )
         self.send(new)
         return self.verdicts[rid]
@@ -146,6 +156,9 @@ class Harness:
                 self.cached[message.rid] = message.cached_tokens
                 if message.finish is not None:
                     self.finished[message.rid] = message.finish
+            else:
+                assert message.id not in self.answers, f"question {message.id} is answered twice"
+                self.answers[message.id] = message
 
     def forget(self, rid: str) -> None:
         """Drop what a finished request said, so that its id can be used again."""

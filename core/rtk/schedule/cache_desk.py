@@ -1,0 +1,130 @@
+"""Answers what is asked of the cache beside requests: what is in it, why a prompt hits or misses, and pins."""
+
+from collections.abc import Callable, Iterable
+
+from rtk.cache.explain import explain
+from rtk.cache.key import TOKEN_BYTES, Key
+from rtk.cache.lease import Lease
+from rtk.cache.pins import Pin as PinnedPrefix
+from rtk.cache.pins import Pins
+from rtk.cache.pools import Pools
+from rtk.errors import RequestError
+from rtk.schedule.budget import Limits, cold_charge
+from rtk.schedule.messages import CacheReport, Explain, Explained, Pin, Pinned, PinState, Refused
+from rtk.schedule.request import Request
+
+
+class CacheDesk:
+    """The cache's books beyond requests. A pin is *ordered* from its acceptance until its prefix is computed."""
+
+    def __init__(self, pools: Pools, pins: Pins, limits: Limits, clock: Callable[[], float]) -> None:
+        self._pools = pools
+        self._pins = pins
+        self._limits = limits
+        self._clock = clock
+        self._ordered: dict[str, int] = {}  # tokens by the name of the pin
+
+    @property
+    def pinned(self) -> int:
+        """Tokens that are pinned, all of them protected."""
+        return self._pins.tokens
+
+    @property
+    def spoken_for(self) -> int:
+        """Tokens that are pinned or ordered: no request can count on them."""
+        return self._pins.tokens + sum(self._ordered.values())
+
+    def expire(self) -> None:
+        """Take off the pins whose time is over. O(pins)."""
+        self._pins.expire()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def report(self, id: int, held: int) -> CacheReport:
+        """Every slot by its state, and the pins."""
+        cache, allocator = self._pools.cache, self._pools.allocator
+        return CacheReport(
+            id=id,
+            free=allocator.free,
+            evictable=cache.evictable,
+            protected=cache.protected,
+            held=held,
+            pool=allocator.capacity,
+            namespaces=cache.namespaces,
+            pinned=self._pins.tokens,
+            pin_budget=self._pins.budget,
+            pins=tuple(map(self._state, self._pins)),
+        )
+
+    def explain(self, question: Explain) -> Explained:
+        """See `rtk.cache.explain`."""
+        explanation = explain(self._pools.cache, Key(question.namespace, question.tokens))
+        evicted = explanation.evicted
+        ago = None if evicted is None else self._clock() - evicted.time_s
+        return Explained(id=question.id, explanation=explanation, evicted_ago_s=ago)
+
+    def _state(self, pin: PinnedPrefix) -> PinState:
+        left = None if pin.expires_s is None else pin.expires_s - self._clock()
+        return PinState(name=pin.name, tokens=pin.tokens, namespace=pin.namespace, expires_in_s=left)
+
+    # --- pins ---------------------------------------------------------------------------------------------------
+
+    def order(self, pin: Pin, accepted: Iterable[Request]) -> None:
+        """Accept a pin, whose prefix is then to be computed. O(accepted + nodes pinned).
+
+        Raises `RequestError`, with the numbers: over budget, or some accepted request could never run beside it.
+        """
+        cache, page = self._pools.cache, self._limits.page_size
+        length = len(pin.tokens) // TOKEN_BYTES
+        tokens = length - length % page
+        if not cache.enabled:
+            raise _refusal("the prefix cache is switched off (cache.disable)", "cache_disabled")
+        if not tokens:
+            raise _refusal(
+                f"its {length} tokens do not fill a page of {page}", "pin_too_short", field="prompt", status=400
+            )
+        if pin.name in self._pins or pin.name in self._ordered:
+            raise _refusal(f"there is a pin {pin.name!r} already; unpin it first", "duplicate_pin", field="name")
+        more = tokens - self._pins.shared(cache.peek(Key(pin.namespace, pin.tokens), limit=tokens))
+        after = self.spoken_for + more
+        if after > self._pins.budget:
+            raise _refusal(
+                f"pin {pin.name!r} takes {more} tokens, {self.spoken_for} are taken, and the budget is "
+                f"{self._pins.budget}; unpin something, or raise cache.pins.budget",
+                "pin_over_budget",
+            )
+        self._check_room(pin.name, self._limits.pool_tokens - after, accepted)
+        self._ordered[pin.name] = more
+
+    def _check_room(self, name: str, left: int, accepted: Iterable[Request]) -> None:
+        """Refuse what would leave too few tokens for a request that was accepted."""
+        page = self._limits.page_size
+        for request in accepted:
+            charge = cold_charge(request.prompt_len, request.max_new_tokens, page)
+            needs = max(charge + 1, request.prompt_len + request.max_new_tokens)
+            if needs > left:
+                raise _refusal(
+                    f"pin {name!r} would leave {left} tokens of the pool, and a request that was accepted needs "
+                    f"{needs}; try again later",
+                    "pin_no_room",
+                )
+
+    def settle(self, pin: Pin, lease: Lease | None, problem: str) -> Pinned | Refused:
+        """The order is done: keep the lease, or say why there is none."""
+        del self._ordered[pin.name]
+        if lease is None:
+            return Refused(id=pin.id, problem=problem or "the engine failed on this pin", code="pin_failed", status=500)
+        return Pinned(id=pin.id, pin=self._state(self._pins.add(pin.name, lease, pin.ttl_s)))
+
+    def unpin(self, id: int, name: str) -> Pinned | Refused:
+        """Take a pin off."""
+        if name not in self._pins:
+            there = ", ".join(sorted(repr(pin.name) for pin in self._pins)) or "none"
+            return Refused(
+                id=id, problem=f"there is no pin {name!r}; pins: {there}", code="unknown_pin", field="name", status=404
+            )
+        return Pinned(id=id, pin=self._state(self._pins.remove(name)))
+
+
+def _refusal(problem: str, code: str, *, field: str | None = None, status: int = 409) -> RequestError:
+    return RequestError(problem, field=field, code=code, status=status)
