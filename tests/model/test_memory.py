@@ -111,7 +111,9 @@ def test_limits_of_cgroup_v2_and_its_ancestors(tmp_path):
 
 
 def test_limits_of_cgroup_v1_whose_path_is_the_hosts(tmp_path):
-    (tmp_path / "proc").write_text("5:cpu,cpuacct:/x\n4:memory:/docker/123\n0::/\n")
+    (tmp_path / "proc").write_text(
+        "5:cpu,cpuacct:/docker/123\n6:name=memory-watch:/docker/123\n4:memory:/docker/123\n0::/\n"
+    )
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     group(tmp_path / "root" / "memory", "2000", 500, 250, names)
     assert list(cgroup_free(tmp_path / "proc", tmp_path / "root")) == [1750]
