@@ -1,7 +1,7 @@
 """The prefix cache: rtk's radix tree beside SGLang's, and its growth to a million nodes.
 
     python bench/cache.py [--peer-python peer/bin/python] [--rounds 5] [--json OUT]
-    python bench/cache.py --growth [--nodes 1000,10000,100000,1000000] [--gc default|frozen] [--json OUT]
+    python bench/cache.py --growth [--nodes 1000,10000,100000,1000000] [--gc default|bounded] [--json OUT]
 
 The peer is the pure-Python RadixCache of SGLang 0.5.20: its reference tree, NOT its default one (UnifiedRadixCache).
 Its interpreter is made once; without `--peer-python` only rtk's figures are printed:
@@ -176,7 +176,7 @@ def main() -> None:
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--growth", action="store_true", help="the growth table instead of the comparison")
     ap.add_argument("--nodes", default="1000,10000,100000,1000000", help="sizes of the growth table")
-    ap.add_argument("--gc", choices=("default", "frozen"), default="default", help="collector once the tree is full")
+    ap.add_argument("--gc", choices=("default", "bounded"), default="default", help="collector once the tree is full")
     ap.add_argument("--json", type=Path, metavar="OUT")
     ap.add_argument("--side", choices=("rtk", "grow", "churn", "index"), help=argparse.SUPPRESS)
     args = ap.parse_args()

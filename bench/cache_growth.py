@@ -17,6 +17,7 @@ from rtk.cache.slots import SlotAllocator
 from rtk.cache.tree import PrefixCache
 from rtk.plugin import EvictionPolicy, NodeView, Options
 from rtk.plugin.guard import GuardedEviction, Health
+from rtk.serve.collector import Collector
 from rtk_eviction.lru import Lru
 
 Figures = dict[str, float]
@@ -88,19 +89,20 @@ def grow(nodes: int, collector: str) -> Figures:
     """Grow a tree, time requests on it with room and without, and watch the collector."""
     leaves, timed = nodes * FAN_OUT // (FAN_OUT + 1), max(FAN_OUT, min(2_000, nodes // 10))
     allocator, cache = make(LEAF * (nodes + 2 * timed))
+    bounded = Collector() if collector == "bounded" else None
 
     def serve_all(first: int, count: int) -> float:
         begin = time.perf_counter()
         for i in range(first, first + count):
             serve(allocator, cache, branch(i))
+            if bounded is not None:
+                bounded.after_step(cache.created_nodes)
         return (time.perf_counter() - begin) / count * 1e6
 
     before = resident()
     with Pauses() as growing:
         serve_all(0, leaves)
     memory = (resident() - before) / nodes
-    if collector == "frozen":
-        gc.freeze()
     with Pauses() as pauses:
         room = serve_all(leaves, timed)
         allocator.alloc(allocator.free)  # from here on nothing is free

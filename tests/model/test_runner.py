@@ -135,6 +135,13 @@ def cold(slots: list[int], tokens: list[int], row: int = 0) -> StepPlan:
     return StepPlan(0, (Row(row, 0, len(tokens), 1),), np.array(tokens, np.int32), np.array(slots, np.int32))
 
 
+def test_slots_need_not_be_in_order(zoo):
+    ordered, shuffled = (
+        make_runner(zoo.load("llama")).logits(cold(slots, [7, 8, 9, 10])) for slots in ([3, 4, 5, 6], [3, 5, 4, 6])
+    )
+    torch.testing.assert_close(shuffled, ordered, atol=1e-5, rtol=1e-5)
+
+
 def test_a_cached_prefix_is_written_to_the_table_and_not_computed(zoo):
     numbers = EXAMPLES["extend_shape"]
     prompt = np.random.default_rng(3).integers(1, 99, numbers["prompt"]).astype(np.int32)
@@ -229,6 +236,14 @@ def test_a_layer_that_was_changed_is_left_alone(zoo, monkeypatch):
     before = runner.logits(cold([1, 2], [3, 4]))
     assert fuse_layers(loaded) == 1
     torch.testing.assert_close(runner.logits(cold([1, 2], [3, 4])), before, atol=1e-5, rtol=1e-5)
+
+
+def test_a_fused_norm_has_the_epsilon_of_its_own(zoo):
+    loaded = zoo.load("llama")
+    for module in loaded.model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.1
+    assert fuse_layers(loaded) == 2
 
 
 def test_a_layer_with_other_linear_modules_is_left_alone(zoo):

@@ -74,6 +74,10 @@ def test_a_tiny_temperature_is_like_greedy(temperature, uniform):
     assert draw(logits, temperature=temperature, uniform=uniform) == [500] * 8
 
 
+def test_logits_near_the_end_of_float32_do_not_overflow():
+    assert draw(torch.tensor([[2e38, 3e38, -3e38]]), temperature=0.5) == [1]
+
+
 # The vocabulary
 
 

@@ -26,7 +26,7 @@ class Answers(EvictionPolicy):
 
 @pytest.mark.parametrize(
     "nonsense",
-    [RuntimeError("no"), None, 7, [1], (), (None,), (float("nan"),), (object(),), (1, (2,)), ("x", 1)],
+    [RuntimeError("no"), None, 7, [1, 2], (), (1, None), (1, float("nan")), (1, object()), (1, (2,)), ("x", 1)],
     ids=["raises", "None", "a number", "a list", "empty", "a None", "NaN", "an object", "a tuple", "text"],
 )
 def test_a_nonsense_key_gives_the_policy_up(nonsense):
@@ -259,11 +259,19 @@ def test_what_a_policy_spoils_is_its_own():
     assert not harness.stat("plugin_faults")
 
 
-def test_a_spoilt_list_of_views_is_a_missing_answer():
-    policy = Orders(None)
-    policy.order = lambda views, ctx: views.clear() or []
-    columns = random_columns(3, seed=1)
-    assert GuardedSchedule(policy, "odd", Health()).order(columns, context()).tolist() == [0, 1, 2]
+class TakesTheViews(SchedulePolicy):
+    """Empties the list that it was given."""
+
+    def order(self, views, ctx):
+        return [views.pop().id for _ in range(len(views))]
+
+
+def test_the_list_of_views_is_the_policys():
+    health = Health()
+    columns = random_columns(1003, seed=1)
+    order = GuardedSchedule(TakesTheViews(), "odd", health).order(columns, context())
+    assert order.tolist() == [*range(999, -1, -1), 1000, 1001, 1002]
+    assert not health.degraded
 
 
 class PrefersDecode(Ranks):

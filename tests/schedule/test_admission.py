@@ -64,6 +64,28 @@ def test_an_evictable_path_that_is_promised_once_is_not_promised_twice():
     assert (len(plan_of(h).admitted), plan_of(h).stopped_by) == (2, "NO_TOKEN")  # the cached path is not free any more
 
 
+def test_what_fits_exactly_is_admitted_together():
+    h = Harness(pool_tokens=40)
+    for rid in ("a", "b", "c"):  # 20 positions each: the last sampled token needs no slot
+        h.scheduler.receive(
+            [NewRequest(rid=rid, tokens=pack([ord(rid)] * 15), params=SamplingParams(max_new_tokens=6))]
+        )
+    plan = plan_of(h)
+    assert ([a.request.rid for a in plan.admitted], plan.stopped_by) == (["a", "b"], "NO_TOKEN")
+
+
+def test_a_request_that_samples_nothing_needs_its_whole_prompt():
+    h = Harness(pool_tokens=10)
+    for rid in ("a", "b"):
+        h.scheduler.receive([NewRequest(rid=rid, tokens=pack([ord(rid)] * 6), params=SamplingParams(max_new_tokens=0))])
+    plan = plan_of(h)
+    assert ([a.request.rid for a in plan.admitted], plan.stopped_by) == (["a"], "NO_TOKEN")
+    h.scheduler.receive(
+        [Abort("b"), NewRequest(rid="c", tokens=pack([7] * 5), params=SamplingParams(max_new_tokens=0))]
+    )
+    assert [a.request.rid for a in plan_of(h).admitted] == ["a"]  # 6 + 5 positions in 10 slots
+
+
 def test_why_planning_stops_is_told():
     h = Harness(pool_tokens=64, max_running=1, context_length=64)
     h.add("a", list(range(20)), max_new_tokens=8)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rtk.cache.key import AdapterRef, Namespace
+from rtk.plugin import SchedulePolicy
 from rtk.plugin.testing.harness import Harness, count_up, digest
 from rtk.schedule.messages import Flush, Flushed, Refused
 
@@ -29,6 +30,7 @@ def test_a_second_turn_reuses_the_whole_history():
     h.add("b", [*counting(10), *h.tokens["a"], 99], max_new_tokens=1)
     h.run()
     assert h.cached["b"] == 13
+    assert h.stat("cached_tokens") == 13
 
 
 @pytest.mark.parametrize(("page", "length"), [(1, 32), (16, 16), (16, 32), (16, 48)])
@@ -379,12 +381,13 @@ def test_a_model_that_raises_ends_its_step_and_nothing_else(caplog):
 def test_flush_is_refused_while_a_request_lives():
     h = Harness()
     h.add("a", counting(10), max_new_tokens=3)
+    busy = "the cache stays as it is: 1 requests are running or waiting; try again when idle"
+    assert h.scheduler.receive([Flush(id=1)]) == [Refused(id=1, problem=busy, code="cache_busy")]  # it waits
     h.step()
-    [answer] = h.scheduler.receive([Flush(id=1)])
-    assert isinstance(answer, Refused) and "1 requests are running or waiting" in answer.problem
+    assert h.scheduler.receive([Flush(id=2)]) == [Refused(id=2, problem=busy, code="cache_busy")]  # it runs
     h.run()
     assert h.tokens["a"] == [10, 11, 12]
-    assert h.scheduler.receive([Flush(id=2)]) == [Flushed(id=2, tokens=12)]
+    assert h.scheduler.receive([Flush(id=3)]) == [Flushed(id=3, tokens=12)]
     assert h.stat("free") == h.stat("pool")
 
 
@@ -443,6 +446,32 @@ def test_a_seed_gives_one_text_alone_and_in_company():
     company.run()
     assert company.tokens["a"] == alone.tokens["a"]
     assert len(set(alone.tokens["a"])) > 4
+
+
+def test_zero_is_a_seed():
+    h = Harness()
+    h.add("a", [1], max_new_tokens=1, seed=0)
+    h.add("b", [1], max_new_tokens=1)
+    assert [h.scheduler._requests[rid].seed == 0 for rid in ("a", "b")] == [True, False]
+
+
+class Notes(SchedulePolicy):
+    def __init__(self):
+        self.matched = []
+
+    def rank(self, columns, ctx):
+        self.matched.append(columns.matched_len.tolist())
+        return (columns.id,)
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False])
+def test_a_match_leaves_a_token_to_compute(cache_enabled):
+    policy = Notes()
+    h = Harness(schedule=policy, cache_enabled=cache_enabled)
+    for rid in ("a", "b"):
+        h.add(rid, counting(10), max_new_tokens=1)
+        h.run()
+    assert policy.matched == [[0], [9 * cache_enabled]]
 
 
 def test_requests_without_a_seed_differ_and_the_engine_seed_fixes_them():

@@ -219,6 +219,11 @@ def test_x17_at_one_place_the_stop_string_named_first_wins():
     assert scan(["abc", "ab"], ["xabc"]) == (["x"], "abc", "")
 
 
+def test_a_beginning_is_held_back_wherever_the_text_repeats_it():
+    assert scan(["aab"], ["aaa", "b!"]) == (["a", ""], "aab", "")
+    assert scan(["aabc"], ["aaa", "bc"]) == (["a", ""], "aabc", "")
+
+
 def test_the_match_that_begins_first_wins():
     assert scan(["cd", "bcde"], ["abcdef"]) == (["a"], "bcde", "")
 
