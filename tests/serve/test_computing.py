@@ -1,12 +1,17 @@
 """From configuration and folder to an executor, over tiny models."""
 
-import pytest
+import weakref
 
+import pytest
+from tiny_tokenizer import byte_level
+
+from rtk import Engine
 from rtk.config.load import config_from
 from rtk.errors import ConfigError
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
 from rtk.serve.computing import load
+from rtk.serve.runtime import Runtime
 
 
 def build(zoo, kind="llama", vocab_size=99, **keys):
@@ -43,6 +48,18 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
         harness.add(f"r{i}", [i], max_new_tokens=12, temperature=float(i), seed=i)
     harness.run()
     assert {token for tokens in harness.tokens.values() for token in tokens} <= {0, 1, 2}
+
+
+def test_a_closed_engine_holds_neither_model_nor_pool(zoo):
+    computing = build(zoo)
+    runner = computing.executor._runner
+    held = [weakref.ref(thing) for thing in (runner._loaded.model, runner._pool)]
+    engine = Engine(runtime=Runtime(config_from({"model.path": "m"}), computing, byte_level()))
+    del computing, runner
+    assert len(engine.generate([1, 2, 3], {"max_new_tokens": 4, "ignore_eos": True}).token_ids) == 4
+    assert None not in [ref() for ref in held]
+    engine.close()
+    assert [ref() for ref in held] == [None, None]
 
 
 def test_ids_that_the_model_does_not_know_are_not_served(zoo):
