@@ -65,7 +65,7 @@ def test_poison_in_free_slots_changes_nothing_and_a_lost_slot_does(engine, oracl
     one = engine()
     some = slice(10, 20)
     first = one.generate(PROMPTS[some], GREEDY)
-    pools, pool = _pools(one), one._runtime.computing.executor._runner._pool
+    pools, pool = _pools(one), one._runtime._thread._scheduler._executor._runner._pool
     free = torch.from_numpy(pools.allocator._stack[: pools.allocator._top].astype("int64"))
     _fill(pool, free, float("nan"))
     one.flush()  # so that the next run computes everything again, into poisoned slots among others

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from rtk.errors import ConfigError
 from rtk.model.memory import GIB, MEM_FRACTION, PoolSize, cgroup_free, free_bytes, pool_size
+from rtk.schedule.budget import Limits, resolve_max_new_tokens
 
 
 def size(**changes) -> PoolSize:
@@ -32,8 +34,16 @@ def test_a_share_of_the_free_memory_less_the_padding_page():
 
 def test_no_more_than_running_requests_can_fill():
     found = size(max_running=3, context_length=100, page_size=16)
-    assert found.slots == 3 * 112
-    assert "of which running requests can fill 336" in found.reason
+    assert found.slots == 3 * 112 + 32
+    assert "of which running requests can fill 368" in found.reason
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("prompt", [1, 16, 17, 99])
+def test_one_request_may_use_the_whole_context(page_size, prompt):
+    slots = size(max_running=1, context_length=100, page_size=page_size).slots
+    limits = Limits(100, slots, page_size, max_running=1, max_prefill_tokens=1)
+    assert resolve_max_new_tokens(prompt, 100 - prompt, limits) == 100 - prompt
 
 
 def test_tokens_that_are_asked_for_come_in_whole_pages():
@@ -42,8 +52,13 @@ def test_tokens_that_are_asked_for_come_in_whole_pages():
     assert size(pool_tokens=9999).slots == 9999
 
 
-def test_the_smallest_pool():
-    assert size(free=800).slots == 3
+@pytest.mark.parametrize(("page_size", "least"), [(1, 4), (3, 9), (16, 48)])
+def test_the_smallest_pool_holds_the_smallest_request(page_size, least):
+    slots = size(pool_tokens=least, page_size=page_size).slots
+    assert slots == least
+    assert resolve_max_new_tokens(1, 1, Limits(100, slots, page_size, max_running=1, max_prefill_tokens=1)) == 1
+    with pytest.raises(ConfigError, match=f"would hold {least - page_size} tokens, the smallest request needs {least}"):
+        size(pool_tokens=least - page_size, page_size=page_size)
 
 
 def test_the_reason_is_one_line_of_arithmetic():
@@ -57,10 +72,7 @@ def test_the_reason_is_one_line_of_arithmetic():
     ("changes", "message"),
     [
         ({"pool_tokens": 10_000}, "cache.pool_tokens = 10000: 10,000 tokens asked for"),
-        ({"pool_tokens": 2}, "would hold 2 tokens, the smallest request reserves 3"),
-        ({"pool_tokens": 16, "page_size": 16}, "would hold 16 tokens, the smallest request reserves 32"),
         ({"free": 0}, "would hold 0 tokens"),
-        ({"max_running": 1, "context_length": 2}, "would hold 2 tokens"),
         ({"pool_tokens": 5, "mem_fraction": 0.5}, "both size the pool"),
     ],
 )
@@ -92,7 +104,7 @@ def test_the_pool_fits_into_its_share(free, fraction, bytes_per_slot, page_size,
         return
     assert found.slots % page_size == 0
     assert (found.slots + page_size) * bytes_per_slot <= free * fraction
-    assert found.slots < max_running * (context_length + page_size)
+    assert found.slots < max_running * (context_length + page_size) + 2 * page_size
 
 
 def group(folder: Path, limit: str, used: int, inactive: int, names=("memory.max", "memory.current", "inactive_file")):
@@ -103,8 +115,8 @@ def group(folder: Path, limit: str, used: int, inactive: int, names=("memory.max
 
 
 def test_limits_of_cgroup_v2_and_its_ancestors(tmp_path):
-    (tmp_path / "proc").write_text("0::/a/b\n")
-    group(tmp_path / "root" / "a" / "b", "1000", 400, 100)
+    (tmp_path / "proc").write_bytes(b"0::/a/\xc3\xa9\xff\n")
+    group(tmp_path / "root" / "a" / os.fsdecode(b"\xc3\xa9\xff"), "1000", 400, 100)
     group(tmp_path / "root" / "a", "900", 950, 0)
     group(tmp_path / "root", "max", 5, 5)
     assert list(cgroup_free(tmp_path / "proc", tmp_path / "root")) == [700, 0]

@@ -204,9 +204,9 @@ def test_a_forward_that_fails_with_a_cache(zoo, monkeypatch):
     loaded = zoo.load("llama")
 
     def needs_none(forward):
-        def run(cache=None, **kwargs):
-            assert cache is None, "no cache please"
-            return forward(**kwargs)
+        def run(use_cache, **kwargs):
+            assert not use_cache, "no cache please"
+            return forward(**kwargs, use_cache=False)
 
         return run
 

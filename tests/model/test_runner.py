@@ -238,14 +238,6 @@ def test_a_layer_that_was_changed_is_left_alone(zoo, monkeypatch):
     torch.testing.assert_close(runner.logits(cold([1, 2], [3, 4])), before, atol=1e-5, rtol=1e-5)
 
 
-def test_a_fused_norm_has_the_epsilon_of_its_own(zoo):
-    loaded = zoo.load("llama")
-    for module in loaded.model.modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon = 0.1
-    assert fuse_layers(loaded) == 2
-
-
 def test_a_layer_with_other_linear_modules_is_left_alone(zoo):
     class Other(torch.nn.Linear):
         """Stands for a quantised or adapted layer."""

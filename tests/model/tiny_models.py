@@ -49,7 +49,7 @@ KINDS = {
         BASE
         | MOE
         | {"head_dim": 8, "intermediate_size_mlp": 32, "no_rope_layers": [0, 0], "floor_scale": 16}
-        | {"layer_types": ["full_attention"] * 2, "attention_chunk_size": None},
+        | {"layer_types": ["full_attention"] * 2, "attention_chunk_size": 4096},
     ),
     "phimoe": ("phimoe", BASE | MOE | {"sliding_window": 9}),
     "mamba": ("mamba", {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}),

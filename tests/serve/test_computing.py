@@ -1,12 +1,17 @@
 """From configuration and folder to an executor, over tiny models."""
 
-import pytest
+import weakref
 
+import pytest
+from tiny_tokenizer import byte_level
+
+from rtk import Engine
 from rtk.config.load import config_from
 from rtk.errors import ConfigError
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
 from rtk.serve.computing import load
+from rtk.serve.runtime import Runtime
 
 
 def build(zoo, kind="llama", vocab_size=99, **keys):
@@ -36,6 +41,7 @@ def test_what_it_builds_serves(zoo):
 
 def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
     computing = build(zoo, vocab_size=3)
+    assert computing.vocab_size == 3
     harness = Harness(pool_tokens=64, context_length=2048)
     harness.scheduler._executor = computing.executor
     for i in range(4):
@@ -44,11 +50,27 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
     assert {token for tokens in harness.tokens.values() for token in tokens} <= {0, 1, 2}
 
 
+def test_a_closed_engine_holds_neither_model_nor_pool(zoo):
+    computing = build(zoo)
+    runner = computing.executor._runner
+    held = [weakref.ref(thing) for thing in (runner._loaded.model, runner._pool)]
+    engine = Engine(runtime=Runtime(config_from({"model.path": "m"}), computing, byte_level()))
+    del computing, runner
+    assert len(engine.generate([1, 2, 3], {"max_new_tokens": 4, "ignore_eos": True}).token_ids) == 4
+    assert None not in [ref() for ref in held]
+    engine.close()
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_ids_that_the_model_does_not_know_are_not_served(zoo):
+    assert build(zoo, vocab_size=200).vocab_size == 99
+
+
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
         ({"model__context_length": 4096}, r"model.context_length = 4096: .* at most 2048 tokens"),
-        ({"cache__pool_tokens": 1}, r"the KV pool would hold 1 tokens, the smallest request reserves \d+"),
+        ({"cache__pool_tokens": 1}, r"the KV pool would hold 1 tokens, the smallest request needs \d+"),
         ({"cache__pool_tokens": 10**12}, r"cache.pool_tokens = 1000000000000: .* GiB are free"),
         ({"cache__mem_fraction": 0.5}, "both size the pool"),
         ({"model__device": "cuda:99"}, r"model.device = 'cuda:99': not usable here: .*; choose cpu or auto"),

@@ -46,7 +46,7 @@ def engine():
     def build(script=echo, **config):
         limits = Limits(context_length=128, pool_tokens=512, page_size=1, max_running=4, max_prefill_tokens=4096)
         executor = ScriptedExecutor(script, slots=512, page_size=1, max_running=4, context_length=128)
-        computing = Computing(executor, limits, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
+        computing = Computing(executor, limits, TOKENIZER.size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         engines.append(Engine(runtime=Runtime(config_from({"model.path": "scripted", **config}), computing, TOKENIZER)))
         return engines[-1]
 

@@ -54,6 +54,21 @@ def test_deltas_carry_text_ids_and_counts():
     assert {(d.rid, d.index, d.prompt_tokens, d.cached_tokens) for d in (first, second, last)} == {("mine", 0, 3, 2)}
 
 
+def test_a_text_with_tokens_that_the_model_lacks_is_refused():
+    async def test(manager, fake):
+        chat = Chat([{"role": "user", "content": "c"}])
+        assert len(await collect(manager.generate(ask("ab")))) == 2
+        return [await refused(manager, ask(prompt)) for prompt in ("abc", chat, [A, C])]
+
+    text, chat, ids = with_manager(saying(A), test, vocab_size=C)
+    assert str(text) == (
+        f"prompt becomes token {C}, which the model lacks: it knows those from 0 to {C - 1}; "
+        "leave out the special tokens that it was not made for"
+    )
+    assert "which the model lacks" in str(chat)
+    assert str(ids) == f"prompt[1] = {C}: must be a token id from 0 to {C - 1}"
+
+
 def test_the_scheduler_gets_validated_parameters_and_the_models_defaults():
     async def test(manager, fake):
         await collect(manager.generate(ask([A, B], sampling={"top_k": 3, "stop": "z"})))

@@ -48,7 +48,7 @@ def fuse_layers(loaded: LoadedModel) -> int:
             layer = layers[recorded.module]
             candidate = _FusedLayer(layer, recorded, rope)
             if _agree(layer, candidate, recorder, given[layer]):
-                candidate.take_over()
+                candidate.take_over(layer)
                 fused += 1
     return fused
 
@@ -131,7 +131,6 @@ class _FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         self.width: int = attention.q_proj.in_features
         self.head_dim = recorded.head_dim
-        self._layer = layer
         self._rope = rope
         self._module, self._call = attention, recorded.call
         self._norms = _rms_norm(layer.input_layernorm), _rms_norm(layer.post_attention_layernorm)
@@ -159,8 +158,8 @@ class _FusedLayer:
         q, k, v = qk[:, :q_heads], qk[:, q_heads:], qkv[:, q_heads + kv_heads :]
         return bridge.current().attend(self._module, q, k, v, self._call, {}).flatten(1)
 
-    def take_over(self) -> None:
-        """Become the layer's forward."""
+    def take_over(self, layer: Any) -> None:
+        """Become the layer's forward. Refers to no module that holds the layer, so that a model is freed at once."""
         for joint in (self._qkv, self._out, self._gate_up, self._down):
             joint.take_over()
-        self._layer.forward = self
+        layer.forward = self

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from rtk.errors import ConfigError
+from rtk.schedule.budget import ceil_page, cold_charge
 
 MEM_FRACTION = {"cpu": 0.5, "cuda": 0.85}
 """Share of the free memory that the pool takes on its own account. A CPU's memory belongs to other programs too; on a
@@ -38,8 +39,7 @@ def pool_size(
 
     With `pool_tokens`, that many, rounded up to whole pages. Otherwise `mem_fraction` of the free memory, capped at
     what `max_running` requests of `context_length` tokens can fill. Raises `ConfigError` where the free memory does
-    not hold what was asked for, or where the pool is too small for any request: a request reserves a prompt token, a
-    new token and a page on top.
+    not hold what was asked for, or where the pool is too small for any request.
     """
     if pool_tokens is not None and mem_fraction is not None:
         raise ConfigError(
@@ -50,19 +50,19 @@ def pool_size(
         size = _asked_for(pool_tokens, free, bytes_per_slot, page_size)
     else:
         share = MEM_FRACTION.get(device, MEM_FRACTION["cuda"]) if mem_fraction is None else mem_fraction
-        cap = max_running * _ceil(context_length, page_size)
+        cap = max_running * ceil_page(context_length, page_size) + 2 * page_size  # a charge counts up to two pages more
         size = _share_of(free, share, bytes_per_slot, page_size, cap)
-    least = _ceil(2 + page_size, page_size)
+    least = ceil_page(cold_charge(1, 1, page_size) + 1, page_size)  # a charge stays below the pool
     if size.slots < least:
         raise ConfigError(
-            f"the KV pool would hold {size.slots} tokens, the smallest request reserves {least}: {size.reason}; "
+            f"the KV pool would hold {size.slots} tokens, the smallest request needs {least}: {size.reason}; "
             "free memory, raise cache.mem_fraction or set cache.pool_tokens"
         )
     return size
 
 
 def _asked_for(tokens: int, free: int, bytes_per_slot: int, page_size: int) -> PoolSize:
-    slots = _ceil(tokens, page_size)
+    slots = ceil_page(tokens, page_size)
     needed = (slots + page_size) * bytes_per_slot
     reason = f"{slots:,} tokens asked for, + a page of {page_size}, x {bytes_per_slot:,} B = {_gib(needed)}"
     if needed > free:
@@ -76,10 +76,6 @@ def _share_of(free: int, share: float, bytes_per_slot: int, page_size: int, cap:
     if fitting <= cap:
         return PoolSize(fitting, reason)
     return PoolSize(cap, f"{reason}, of which running requests can fill {cap:,} ({_gib(cap * bytes_per_slot)})")
-
-
-def _ceil(tokens: int, page_size: int) -> int:
-    return -(-tokens // page_size) * page_size
 
 
 def _gib(size: int) -> str:
@@ -101,7 +97,7 @@ def cgroup_free(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/
     File pages that the kernel would give up count as free.
     """
     try:
-        lines = proc.read_text(encoding="ascii").splitlines()
+        lines = proc.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:

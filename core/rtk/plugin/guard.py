@@ -7,22 +7,23 @@ heap); scheduling falls back to order of arrival for that step and asks the poli
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rtk.errors import one_line
-from rtk.plugin.eviction import EvictionPolicy, NodeView
+from rtk.plugin.eviction import FACTS, EvictionPolicy, NodeView
 from rtk.plugin.foreign import contained
 from rtk.plugin.schedule import HOLD_LIMIT_S, ORDER_LIMIT, Columns, ScheduleContext, SchedulePolicy
 
 log = logging.getLogger(__name__)
 
 HOST_EVICTION = "least recently used"
-KEY_TYPES = frozenset({bool, int, float, str})
-"""What eviction keys are made of: exactly these types, whose comparisons cannot fail or lie."""
+EXACT_TYPES = frozenset({bool, int, str})
+KEY_TYPES = EXACT_TYPES | {float, np.float64}
+"""What eviction keys are made of: exactly these types, whose comparisons cannot fail; a subclass's may."""
 
 
 class Health:
@@ -52,9 +53,13 @@ class GuardedEviction:
         self._health = health
         self._kinds: tuple[bool, ...] | None = None
         self._plain: set[tuple[type, ...]] = set()  # types of keys that need no second look
-        self.facts = policy.facts
+        self.facts = FACTS
         self.faulted = False
         """Set once: every key given before is void and the heap must be rebuilt."""
+        if isinstance(policy.facts, Set):
+            self.facts = frozenset(policy.facts)
+        else:
+            self.fault("its facts are no set")
         self.on_insert: Callable[[NodeView], None] | None = self._teller("on_insert")
         self.on_hit: Callable[[NodeView], None] | None = self._teller("on_hit")
         self.on_evict: Callable[[NodeView, tuple[Any, ...]], None] | None = self._teller("on_evict")
@@ -92,7 +97,7 @@ class GuardedEviction:
             self._kinds = kinds
         elif kinds != self._kinds:
             raise TypeError(f"answered {key!r}, which cannot be compared with its earlier keys")
-        if float not in types:
+        if EXACT_TYPES.issuperset(types):
             self._plain.add(types)
         return key
 
@@ -103,7 +108,13 @@ class GuardedEviction:
 
     def _teller(self, event: str) -> Callable[..., None] | None:
         """Passes an event on to the policy; None if the policy does not care for it."""
-        method = getattr(self._policy, event)
+        try:
+            method = getattr(self._policy, event)
+        except BaseException as error:
+            if not contained(error):
+                raise
+            self.fault(f"{event} cannot be had: {one_line(error)}")
+            return None
         if getattr(method, "__func__", None) is getattr(EvictionPolicy, event):
             return None
 

@@ -35,10 +35,9 @@ class Runtime:
     def __init__(self, config: Config, computing: Computing, tokenizer: Tokenizer) -> None:
         """Starts the scheduler's thread."""
         self.config = config
-        self.computing = computing
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
-            vocab_size=tokenizer.size,
+            vocab_size=computing.vocab_size,
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
         )

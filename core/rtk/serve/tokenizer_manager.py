@@ -236,6 +236,12 @@ class TokenizerManager:
         ids = await self._encode(request)
         if not ids:
             raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
+        if (highest := max(ids)) >= self.facts.vocab_size:
+            raise RequestError(
+                f"{request.prompt_name} becomes token {highest}, which the model lacks: it knows those from 0 to "
+                f"{self.facts.vocab_size - 1}; leave out the special tokens that it was not made for",
+                field=request.prompt_name,
+            )
         return pack(ids)
 
     async def _encode(self, request: GenerateRequest) -> Sequence[int]:
