@@ -114,6 +114,11 @@ class Scheduler:
         """Whether a step has anything to do."""
         return bool(self._running or len(self._queue))
 
+    @property
+    def created_nodes(self) -> int:
+        """Nodes that the prefix tree has made since the start."""
+        return self._pools.cache.created_nodes
+
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
         self._desk.expire()

@@ -16,14 +16,14 @@ class Collector:
 
     def __init__(self) -> None:
         self._nodes = 0
-        self._freeze()
 
     def after_step(self, nodes: int) -> None:
         """`nodes`: made in the prefix tree since the start. O(1), and a collection of the young every `EVERY` nodes."""
         if nodes - self._nodes >= EVERY:
             self._nodes = nodes
-            self._freeze()
+            self.freeze()
 
-    def _freeze(self) -> None:
+    def freeze(self) -> None:
+        """Collect, and take what is left out of the collector's sight."""
         gc.collect()
         gc.freeze()

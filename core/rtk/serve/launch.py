@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rtk.config.load import LoadedConfig
 from rtk.config.models import ServeConfig
 from rtk.errors import ConfigError
+from rtk.serve.collector import Collector
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
     """
     config = loaded.config
     with _listen(config.serve) as listener:
-        runtime = start(config, fetching)
+        collector = Collector()
+        runtime = start(config, fetching, collector.after_step)
+        collector.freeze()
         signal.signal(signal.SIGTERM, _exit)  # uvicorn ends first, then raises the signal again
         try:
             _server(runtime, listener).run(sockets=[listener])

@@ -14,7 +14,7 @@ from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
 from rtk.schedule.scheduler import Scheduler
 from rtk.serve.computing import Computing
-from rtk.serve.scheduler_thread import SchedulerThread
+from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
 from rtk.serve.tokenizer import Tokenizer
 from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_defaults
 
@@ -32,7 +32,9 @@ def quietly() -> AbstractContextManager[Progress]:
 class Runtime:
     """A running engine. `manager` is the way in; `close` ends it."""
 
-    def __init__(self, config: Config, computing: Computing, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: Config, computing: Computing, tokenizer: Tokenizer, after_step: AfterStep | None = None
+    ) -> None:
         """Starts the scheduler's thread."""
         self.config = config
         facts = ModelFacts(
@@ -41,7 +43,7 @@ class Runtime:
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
         )
-        self._thread = SchedulerThread(_scheduler(config, computing, tokenizer), self._deliver)
+        self._thread = SchedulerThread(_scheduler(config, computing, tokenizer), self._deliver, after_step)
         self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
         self._thread.start()
 
@@ -53,10 +55,10 @@ class Runtime:
         self._thread.stop()
 
 
-def start(config: Config, fetching: Fetching = quietly) -> Runtime:
+def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | None = None) -> Runtime:
     """Find the model (fetching it where it is missing), load it, and start serving requests in this process.
 
-    Raises `RtkError` where something is missing or does not fit.
+    `after_step` runs in the scheduler's thread. Raises `RtkError` where something is missing or does not fit.
     """
     from rtk.model.store import resolve_model
     from rtk.serve.computing import load
@@ -66,7 +68,7 @@ def start(config: Config, fetching: Fetching = quietly) -> Runtime:
     tokenizer = Tokenizer.load(folder)
     computing = load(config, installed(), folder, tokenizer.size)
     log.info(computing.summary)
-    return Runtime(config, computing, tokenizer)
+    return Runtime(config, computing, tokenizer, after_step)
 
 
 def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Scheduler:

@@ -11,6 +11,8 @@ from rtk.schedule.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[list[Outbound]], None]
+AfterStep = Callable[[int], None]
+"""Called after each step, with the nodes that the prefix tree has made since the start."""
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 """Between two steps while a schedule policy keeps everybody waiting: doubled from the one to the other."""
@@ -19,7 +21,8 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 class SchedulerThread:
     """Owns the thread in which a scheduler lives. Sleeps while there is nothing to compute; `stop` ends it."""
 
-    def __init__(self, scheduler: Scheduler, deliver: Deliver) -> None:
+    def __init__(self, scheduler: Scheduler, deliver: Deliver, after_step: AfterStep | None = None) -> None:
+        self._after_step = after_step
         self._scheduler = scheduler
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Inbound | None] = queue.SimpleQueue()
@@ -66,6 +69,8 @@ class SchedulerThread:
         self._emit(self._scheduler.step())
         longer = min(max(2 * self._pause, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         self._pause = longer if self._scheduler.stalled else 0.0
+        if self._after_step is not None:
+            self._after_step(self._scheduler.created_nodes)
         return True
 
     def _awaited(self) -> list[Inbound | None]:
