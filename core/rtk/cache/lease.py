@@ -77,13 +77,13 @@ class Lease:
         return [Segment(node, node.start, node.size) for node in self.nodes()][::-1]
 
     def slots(self) -> Slots:
-        """The slots of the tokens held, [length] int32, read-only. O(length)."""
+        """The slots of the tokens held, [length] int32. O(length)."""
         parts, node = [], self.node
         while node is not None:
             parts.append(node.packed)
             node = node.parent
         parts.reverse()
-        return np.frombuffer(b"".join(parts), dtype=np.int32)
+        return np.frombuffer(bytearray().join(parts), dtype=np.int32)
 
     def grow(self, tokens: bytes, slots: Slots) -> Grown:
         """Cache more of the request's sequence and hold that too.

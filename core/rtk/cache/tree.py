@@ -245,7 +245,7 @@ class PrefixCache:
         lease.node, lease.length = node, count
         if not canonical:
             return Grown(begin, EMPTY, EMPTY)
-        found = np.frombuffer(b"".join(canonical), dtype=np.int32)
+        found = np.frombuffer(bytearray().join(canonical), dtype=np.int32)
         return Grown(begin, slots[begin : begin + len(found)].copy(), found)
 
     def _lock(self, node: Node, priority: int) -> None:
