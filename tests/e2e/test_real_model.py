@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 import torch
 from golden_ids import ANSWERS, GOLDEN, PROMPTS
@@ -66,10 +67,10 @@ def test_poison_in_free_slots_changes_nothing_and_a_lost_slot_does(engine, oracl
     some = slice(10, 20)
     first = one.generate(PROMPTS[some], GREEDY)
     pools, pool = _pools(one), one._runtime._thread._scheduler._executor._runner._pool
-    free = torch.from_numpy(pools.allocator._stack[: pools.allocator._top].astype("int64"))
+    free = torch.from_numpy(np.flatnonzero(np.frombuffer(pools.allocator._taken, np.uint8) == 0))
     _fill(pool, free, float("nan"))
     one.flush()  # so that the next run computes everything again, into poisoned slots among others
-    _fill(pool, torch.from_numpy(pools.allocator._stack[: pools.allocator._top].astype("int64")), float("nan"))
+    _fill(pool, torch.from_numpy(np.flatnonzero(np.frombuffer(pools.allocator._taken, np.uint8) == 0)), float("nan"))
     again = one.generate(PROMPTS[some], GREEDY)
     oracle.compare([g.token_ids for g in again], PROMPTS[some], [list(g.token_ids) for g in first])
     assert not any(g.cached_tokens for g in again)

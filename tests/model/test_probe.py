@@ -8,20 +8,9 @@ import torch
 from rtk.errors import ConfigError, ModelError
 from rtk.model.loader import LoadedModel
 from rtk.model.probe import Probe, check_backend, probe
-from rtk.model.record import Recorder
 from rtk.plugin import Capabilities, KVShape
 
 CPU = torch.device("cpu")
-
-
-def test_the_recording_attention_sees_its_own_sequence_within_the_window():
-    recorder = Recorder(sequence=torch.tensor([5, 7, 5, 7, 5]), position=torch.tensor([0, 0, 1, 1, 2]))
-    seen = {window: [row.nonzero().flatten().tolist() for row in recorder._visible(window)] for window in (None, 2, 1)}
-    assert seen == {
-        None: [[0], [1], [0, 2], [1, 3], [0, 2, 4]],
-        2: [[0], [1], [0, 2], [1, 3], [2, 4]],
-        1: [[0], [1], [2], [3], [4]],
-    }
 
 
 @pytest.mark.parametrize(
