@@ -11,13 +11,13 @@ def test_a_message_is_one_printable_line():
 
 
 def test_a_strangers_exception_is_one_line():
-    class Silent(Exception):
+    class SilentError(Exception):
         def __str__(self):
             raise ZeroDivisionError
 
     assert one_line(ValueError("first line:\n\n  second")) == "ValueError: first line: second"
     assert one_line(NotImplementedError()) == "NotImplementedError"
-    assert one_line(Silent()) == "Silent: its message cannot be read"
+    assert one_line(SilentError()) == "SilentError: its message cannot be read"
     assert len(one_line(ValueError("word " * 1000))) <= MAX_REASON
 
 
