@@ -66,8 +66,9 @@ def start(config: Config, fetching: Fetching = quietly) -> Runtime:
         folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
     tokenizer = Tokenizer.load(folder)
     computing = load(config, installed(), folder, tokenizer.size)
+    runtime = Runtime(config, computing, tokenizer)
     log.info(computing.summary)
-    return Runtime(config, computing, tokenizer)
+    return runtime
 
 
 def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
