@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 
@@ -15,15 +17,15 @@ class Answers(EvictionPolicy):
 
     def key(self, node):
         answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
 
 @pytest.mark.parametrize(
     "nonsense",
-    [RuntimeError("no"), None, 7, [1], (), (None,), (float("nan"),), (object(),), (1, (2,)), ("x", 1)],
-    ids=["raises", "None", "a number", "a list", "empty", "a None", "NaN", "an object", "a tuple", "text"],
+    [RuntimeError("no"), SystemExit(3), None, 7, [1], (), (None,), (float("nan"),), (object(),), (1, (2,)), ("x", 1)],
+    ids=["raises", "exits", "None", "a number", "a list", "empty", "a None", "NaN", "an object", "a tuple", "text"],
 )
 def test_a_nonsense_key_gives_the_policy_up(nonsense):
     health = Health()
@@ -91,13 +93,14 @@ class Ranks(SchedulePolicy):
     "answer",
     [
         lambda c: 1 / 0,
+        lambda c: sys.exit(3),
         lambda c: (np.zeros(len(c) + 1),),
         lambda c: (np.full(len(c), np.nan),),
         lambda c: None,
         lambda c: np.zeros((2, len(c) + 1)),
         lambda c: ([0] * len(c),),
     ],
-    ids=["raises", "wrong length", "NaN", "None", "a matrix", "a list"],
+    ids=["raises", "exits", "wrong length", "NaN", "None", "a matrix", "a list"],
 )
 def test_a_nonsense_rank_becomes_order_of_arrival(answer):
     health = Health()

@@ -1,5 +1,6 @@
 """`rtk.Engine` over the real scheduler and a scripted model."""
 
+import gc
 import threading
 from array import array
 
@@ -166,6 +167,21 @@ def test_leaving_a_stream_aborts_the_request(engine):
     stats = one.stats()
     assert stats["finished_abort"] == 1 or stats["finished_length"] == 1  # unless it was at its end by then
     assert stats["running"] == 0 and stats["free"] + stats["evictable"] == stats["pool"]
+
+
+def test_a_stream_that_nobody_holds_ends_wherever_garbage_is_collected(engine):
+    one = engine()
+    stream = one.stream("a", {"max_new_tokens": 100, "ignore_eos": True})
+    assert next(stream).text == "b"
+    circle = [stream]
+    circle.append(circle)
+    del stream, circle
+    one._loop.call_soon_threadsafe(gc.collect)
+    waiter = threading.Thread(target=one.generate, args=("y",), daemon=True)
+    waiter.start()
+    waiter.join(20)
+    assert not waiter.is_alive()
+    assert one.stats()["running"] == 0
 
 
 def test_abort_from_another_thread(engine):

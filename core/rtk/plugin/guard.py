@@ -54,7 +54,7 @@ class GuardedEviction:
         if not self.faulted:
             try:
                 return self._checked(self._policy.key(node))
-            except Exception as error:  # noqa: BLE001 - a policy may raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy may raise anything
                 self.fault(f"key() failed: {one_line(error)}")
         return (node.last_use,)
 
@@ -93,7 +93,7 @@ class GuardedEviction:
             return
         try:
             method(*args)
-        except Exception as error:  # noqa: BLE001 - a policy may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy may raise anything
             self.fault(f"{method.__name__}() failed: {one_line(error)}")
 
 
@@ -120,7 +120,7 @@ class GuardedSchedule:
     def _try(self, what: str, ask: Callable[[Any, ScheduleContext], Any], columns: Any, ctx: Any, instead: str) -> Any:
         try:
             return ask(columns, ctx)
-        except Exception as error:  # noqa: BLE001 - a policy may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy may raise anything
             self._health.fault(self._name, f"{what}() failed: {one_line(error)}", instead)
             return None
 
