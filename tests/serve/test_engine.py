@@ -44,10 +44,10 @@ class Held:
 def engine():
     engines = []
 
-    def build(script=echo, **config):
+    def build(script=echo, vocab_size=TOKENIZER.size, **config):
         limits = Limits(context_length=128, pool_tokens=512, page_size=1, max_running=4, max_prefill_tokens=4096)
         executor = ScriptedExecutor(script, slots=512, page_size=1, max_running=4, context_length=128)
-        computing = Computing(executor, limits, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
+        computing = Computing(executor, limits, vocab_size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         engines.append(Engine(runtime=Runtime(config_from({"model.path": "scripted", **config}), computing, TOKENIZER)))
         return engines[-1]
 
@@ -109,6 +109,15 @@ def test_what_is_no_prompt(engine, prompt, problem):
 def test_parameters_may_be_numbers_of_numpy(engine):
     params = {"max_new_tokens": np.int64(2), "temperature": np.float32(0), "stop_token_ids": np.array([3])}
     assert engine().generate("uv", params).text == "wx"
+
+
+def test_ids_that_the_model_does_not_know_reach_nobody(engine):
+    unknown = FIRST_BYTE + ord("y")
+    one = engine(vocab_size=unknown)
+    for prompt in ("ay", [unknown - 1, unknown]):
+        with pytest.raises(RequestError, match=rf"prompt\[1\] = {unknown}: must be a token id from 0 to {unknown - 1}"):
+            one.generate(prompt)
+    assert one.generate("a", {"max_new_tokens": 1}).text == "b"
 
 
 def test_a_parameter_that_is_none(engine):

@@ -21,6 +21,8 @@ class Computing:
 
     executor: Executor
     limits: Limits
+    vocab_size: int
+    """Valid token ids are smaller: those that both tokenizer and model know."""
     end_tokens: frozenset[int]
     generation_config: Mapping[str, Any]
     """The model authors' defaults for requests that say nothing."""
@@ -51,10 +53,12 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     fuse_layers(loaded)
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     rows, context = limits.max_running + 1, limits.context_length
+    known = min(vocab_size, loaded.facts.vocab_size)
     runner = ModelRunner(loaded, backend, pool, rows=rows, context_length=context)
     return Computing(
-        executor=InlineExecutor(runner, min(vocab_size, loaded.facts.vocab_size)),
+        executor=InlineExecutor(runner, known),
         limits=limits,
+        vocab_size=known,
         end_tokens=frozenset(loaded.facts.end_tokens),
         generation_config=loaded.facts.generation_config,
         summary=_summary(folder, loaded, entry.plugin.name, limits, reason),

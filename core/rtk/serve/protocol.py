@@ -21,7 +21,7 @@ class ModelFacts:
 
     served_name: str
     vocab_size: int
-    """Of the tokenizer: valid token ids are smaller."""
+    """Valid token ids are smaller."""
     context_length: int
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     """By field of `SamplingParams`: what a request gets that gives none, see `sampling_defaults`."""

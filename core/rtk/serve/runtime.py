@@ -38,7 +38,7 @@ class Runtime:
         self.computing = computing
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
-            vocab_size=tokenizer.size,
+            vocab_size=computing.vocab_size,
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
         )

@@ -218,6 +218,8 @@ class TokenizerManager:
         if not ids:
             raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
         check_prompt_length(len(ids), self.facts.context_length, field=request.prompt_name)
+        if self.tokenizer.size > self.facts.vocab_size:  # a text may have ids, too, that the model does not know
+            check_token_ids(ids, self.facts.vocab_size, field=request.prompt_name)
         return NewRequest(rid=entry.id, tokens=pack(ids), params=params)
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
