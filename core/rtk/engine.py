@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar, cast, overload
 
@@ -57,7 +58,7 @@ class Engine:
             runtime = start(config if isinstance(config, Config) else config_from(config or {}), fetching)
         self._runtime = runtime
         self._manager = runtime.manager
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage may be collected, and with it a stream ended, while it is held
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rtk-engine", daemon=True)
@@ -114,8 +115,9 @@ class Engine:
             while (delta := self._wait(_next, stream)) is not None:
                 yield delta
         finally:
+            # Not waited for: one that nobody holds ends in whichever thread collects garbage, perhaps the loop's.
             with contextlib.suppress(RequestError):  # a closed engine has ended it already
-                self._wait(stream.aclose)
+                self._submit(stream.aclose)
 
     def abort(self, rid: str) -> bool:
         """End the request with this id; answers whether there was one."""
@@ -153,15 +155,19 @@ class Engine:
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Have the loop run a coroutine function, and wait for its answer. Raises `RequestError` once closed."""
-        with self._lock:  # what is handed to the loop before it closes is heard of by `_finish`
-            if self._closed:
-                raise RequestError("the engine is closed; build another one", code="engine_stopped", status=503)
-            future = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
+        future = self._submit(function, *args)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # Ctrl-C while waiting: nobody waits for the answer any more
             raise
+
+    def _submit(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> "Future[T]":
+        """Hand a coroutine function to the loop, which begins them in this order. Raises `RequestError` once closed."""
+        with self._lock:  # what is handed to the loop before it closes is heard of by `_finish`
+            if self._closed:
+                raise RequestError("the engine is closed; build another one", code="engine_stopped", status=503)
+            return asyncio.run_coroutine_threadsafe(function(*args), self._loop)
 
     def __enter__(self) -> "Engine":
         return self

@@ -212,7 +212,7 @@ def test_every_problem_is_listed_in_one_line() -> None:
         "nonsense.key=1",
     )
     for part in (
-        "cache.page_size = '0' (flag --page-size): must be an integer from 1 up",
+        "cache.page_size = '0' (flag --page-size): must be an integer from 1 to 2147483647",
         f"eviction.policy = 'lur' (flag --eviction): unknown eviction plugin 'lur'; installed: {EVICTION}; ",
         "serve.port = '70000' (variable RTK_SERVE__PORT): must be an integer from 0 to 65535",
         "unknown variable RTK_FOO",
@@ -305,7 +305,9 @@ def test_a_configuration_can_be_built_again_from_what_it_holds() -> None:
 def test_python_values_are_refused_like_others() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from({"cache": {"page_size": 0}, "model": "tiny", "colour": {}})
-    assert "cache.page_size = 0 (argument cache.page_size): must be an integer from 1 up" in str(caught.value)
+    assert "cache.page_size = 0 (argument cache.page_size): must be an integer from 1 to 2147483647" in str(
+        caught.value
+    )
     assert "configuration: unknown key 'model'; it is a section with the keys model.path" in str(caught.value)
     assert "unknown key 'colour'" in str(caught.value)
 

@@ -19,7 +19,7 @@ class Answers(EvictionPolicy):
 
     def key(self, node):
         answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 

@@ -71,14 +71,28 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
     [
         ({"model__context_length": 4096}, r"model.context_length = 4096: .* at most 2048 tokens"),
         ({"cache__pool_tokens": 1}, r"the KV pool would hold 1 tokens, the smallest request needs \d+"),
-        ({"cache__pool_tokens": 10**12}, r"cache.pool_tokens = 1000000000000: .* GiB are free"),
+        ({"cache__pool_tokens": 2**31 - 1}, r"cache.pool_tokens = 2147483647: .* GiB are free"),
+        (
+            {"schedule__max_running": 10**9},
+            r"schedule.max_running = 1000000000: tables of slots .* GiB are free; lower",
+        ),
         ({"cache__mem_fraction": 0.5}, "both size the pool"),
         ({"model__device": "cuda:99"}, r"model.device = 'cuda:99': not usable here: .*; choose cpu or auto"),
         ({"model__device": "tpu"}, r"model.device = 'tpu': not usable here: "),
         ({"model__device": "meta"}, r"model.device = 'meta': not usable here: "),
         ({"model__device": "vulkan"}, r"model.device = 'vulkan': not usable here: "),
     ],
-    ids=["context", "small pool", "huge pool", "two sizes", "no GPU", "unknown device", "no values", "not built in"],
+    ids=[
+        "context",
+        "small pool",
+        "huge pool",
+        "huge tables",
+        "two sizes",
+        "no GPU",
+        "unknown device",
+        "no values",
+        "not built in",
+    ],
 )
 def test_what_does_not_fit_is_one_line(zoo, keys, problem):
     with pytest.raises(ConfigError, match=problem) as refused:

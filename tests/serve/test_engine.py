@@ -1,5 +1,6 @@
 """`rtk.Engine` over the real scheduler and a scripted model."""
 
+import gc
 import threading
 from array import array
 
@@ -43,10 +44,10 @@ class Held:
 def engine():
     engines = []
 
-    def build(script=echo, **config):
+    def build(script=echo, vocab_size=TOKENIZER.size, **config):
         limits = Limits(context_length=128, pool_tokens=512, page_size=1, max_running=4, max_prefill_tokens=4096)
         executor = ScriptedExecutor(script, slots=512, page_size=1, max_running=4, context_length=128)
-        computing = Computing(executor, limits, TOKENIZER.size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
+        computing = Computing(executor, limits, vocab_size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         engines.append(Engine(runtime=Runtime(config_from({"model.path": "scripted", **config}), computing, TOKENIZER)))
         return engines[-1]
 
@@ -110,6 +111,16 @@ def test_parameters_may_be_numbers_of_numpy(engine):
     assert engine().generate("uv", params).text == "wx"
 
 
+def test_ids_that_the_model_does_not_know_reach_nobody(engine):
+    unknown = FIRST_BYTE + ord("y")
+    one = engine(vocab_size=unknown)
+    with pytest.raises(RequestError, match=rf"prompt becomes token {unknown}, which the model lacks"):
+        one.generate("ay")
+    with pytest.raises(RequestError, match=rf"prompt\[1\] = {unknown}: must be a token id from 0 to {unknown - 1}"):
+        one.generate([unknown - 1, unknown])
+    assert one.generate("a", {"max_new_tokens": 1}).text == "b"
+
+
 def test_a_parameter_that_is_none(engine):
     with pytest.raises(
         RequestError, match=r"unknown parameter 'max_tokens'; there are temperature, top_p, .*, max_new"
@@ -166,6 +177,21 @@ def test_leaving_a_stream_aborts_the_request(engine):
     stats = one.stats()
     assert stats["finished_abort"] == 1 or stats["finished_length"] == 1  # unless it was at its end by then
     assert stats["running"] == 0 and stats["free"] + stats["evictable"] == stats["pool"]
+
+
+def test_a_stream_that_nobody_holds_ends_wherever_garbage_is_collected(engine):
+    one = engine()
+    stream = one.stream("a", {"max_new_tokens": 100, "ignore_eos": True})
+    assert next(stream).text == "b"
+    circle = [stream]
+    circle.append(circle)
+    del stream, circle
+    one._loop.call_soon_threadsafe(gc.collect)
+    waiter = threading.Thread(target=one.generate, args=("y",), daemon=True)
+    waiter.start()
+    waiter.join(20)
+    assert not waiter.is_alive()
+    assert one.stats()["running"] == 0
 
 
 def test_abort_from_another_thread(engine):

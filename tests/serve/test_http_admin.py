@@ -40,6 +40,12 @@ def test_server_info(http):
     assert (info["in_flight"], info["stats"]) == (0, {"running": 0})
 
 
+def test_server_info_of_a_folder_whose_name_is_no_text():
+    config = {"model": {"cache_dir": "/tmp/\udcff"}}
+    with InProcess(saying(A), tokenizer=TOKENIZER, config=config) as http:
+        assert http.get("/server_info").json()["config"] == config
+
+
 def test_flush_and_abort():
     gate = Gate()
 

@@ -155,6 +155,9 @@ def test_folders_that_cannot_be_read(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}')
+    with pytest.raises(ModelError, match="it has no tokens"):
+        Tokenizer.load(tmp_path)
     write(tmp_path, byte_level(), [])
     with pytest.raises(ModelError, match="must hold a JSON object, and holds a list"):
         Tokenizer.load(tmp_path)

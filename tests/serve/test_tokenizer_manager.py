@@ -1,6 +1,7 @@
 """The client protocol: what goes to the scheduler, what a client gets, and that nothing stays behind."""
 
 import asyncio
+import itertools
 import logging
 import threading
 from contextlib import aclosing
@@ -13,7 +14,7 @@ from tiny_tokenizer import BOS, byte_level, ids_of, sentence_piece
 from rtk.errors import ModelError, RequestError
 from rtk.schedule.messages import Abort, Finish, NewRequest
 from rtk.serve.protocol import Chat, GenerateRequest, ModelFacts, sampling_defaults
-from rtk.serve.tokenizer_manager import LONG_TEXT, TokenizerManager
+from rtk.serve.tokenizer_manager import LONG_TEXT, MESSAGE_COST, TokenizerManager
 
 TOKENIZER = byte_level()
 A, B, C = ids_of(TOKENIZER, "a", "b", "c")
@@ -134,14 +135,51 @@ def test_long_texts_are_encoded_in_a_thread(monkeypatch):
         return encode(text, **options)
 
     monkeypatch.setattr(TOKENIZER, "encode", noting)
+    monkeypatch.setattr("rtk.serve.tokenizer_manager.VERY_LONG_TEXT", 10_000)
 
     async def test(manager, fake):
         for text in ("x" * LONG_TEXT, "x" * (LONG_TEXT + 1)):
             await collect(manager.generate(ask(text)))
         await collect(manager.generate(ask(Chat([{"role": "user", "content": "x" * 9000}]))))
 
+        await collect(manager.generate(ask(Chat([{"role": "user", "content": ""}] * (LONG_TEXT // MESSAGE_COST + 1)))))
+        await collect(manager.generate_batch([ask("x" * 10_001)] * 2))
+
+    with_manager(saying(A), test, context_length=10**7)
+    assert [thread is threading.main_thread() for thread in threads] == [True, *[False] * 5]
+    assert [thread.name for thread in threads[-2:]] == ["rtk-very-long_0"] * 2
+
+
+def test_others_have_a_turn_between_the_prompts_of_a_batch(monkeypatch):
+    happened = []
+    encode = TOKENIZER.encode
+    monkeypatch.setattr(TOKENIZER, "encode", lambda *a, **options: happened.append("encode") or encode(*a, **options))
+
+    async def test(manager, fake):
+        async def other():
+            while True:
+                happened.append("turn")
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await collect(manager.generate_batch([ask("x"), ask("y"), ask("z")]))
+        task.cancel()
+
     with_manager(saying(A), test)
-    assert [thread is threading.main_thread() for thread in threads] == [True, False, False]
+    assert [name for name, _ in itertools.groupby(happened)].count("encode") == 3
+
+
+def test_a_prompt_of_too_many_ids_is_refused_before_a_look_at_them():
+    async def test(manager, fake):
+        with pytest.raises(
+            RequestError, match=r"prompt has 128 tokens; .* exceeds 128, .*; shorten the prompt"
+        ) as error:
+            await collect(manager.generate(ask(["no id"] * 128)))
+        assert (error.value.code, error.value.field) == ("context_length_exceeded", "prompt")
+        with pytest.raises(RequestError, match="must be a token id"):
+            await collect(manager.generate(ask(["no id"] * 127)))
+
+    with_manager(saying(A), test)
 
 
 # --- ends -------------------------------------------------------------------------------------------------------
@@ -209,7 +247,7 @@ def test_abort_while_the_prompt_is_still_encoded(monkeypatch):
         assert only.finish.reason == "abort"
         assert not fake.received
 
-    with_manager(endless, test)
+    with_manager(endless, test, context_length=10**5)
 
 
 def test_a_refusal_comes_before_the_first_delta_with_the_clients_names():

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
+MAX_TOKENS = 2**31 - 1
+"""Tables of tokens, slots and requests hold int32."""
+MAX_THREADS = 4096
+
+
 def plugin_name(name: str) -> str:
     """The one spelling of a plugin's name."""
     from rtk.plugin.info import canonical  # the plugin package brings numpy, which help texts can do without
@@ -99,7 +104,10 @@ class ModelConfig(Section):
         default="auto", description="torch device; auto: cuda where there is one, else cpu"
     )
     context_length: int | None = Field(
-        default=None, ge=1, description="longest sequence, prompt and answer together; null: the model's own"
+        default=None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="longest sequence, prompt and answer together; null: the model's own",
     )
     served_name: str | None = Field(
         default=None, min_length=1, description="model name that clients see; null: last part of the path"
@@ -109,7 +117,7 @@ class ModelConfig(Section):
         default_factory=_cache_dir, description="folder for fetched and imported models"
     )
     threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of one operation; null: torch's own choice"
+        default=None, ge=1, le=MAX_THREADS, description="CPU threads of one operation; null: torch's own choice"
     )
 
 
@@ -127,9 +135,9 @@ class CacheConfig(Section):
     disable: bool = Field(
         default=False, description="keep no prefixes for later requests", json_schema_extra=flag("--disable-cache")
     )
-    page_size: int = Field(default=1, ge=1, description="tokens in one page of the KV pool")
+    page_size: int = Field(default=1, ge=1, le=MAX_TOKENS, description="tokens in one page of the KV pool")
     pool_tokens: int | None = Field(
-        default=None, ge=1, description="tokens that the KV pool holds; null: from mem_fraction"
+        default=None, ge=1, le=MAX_TOKENS, description="tokens that the KV pool holds; null: from mem_fraction"
     )
     mem_fraction: float | None = Field(
         default=None, gt=0, le=1, description="share of the free memory that the KV pool takes; null: chosen by device"
@@ -157,8 +165,10 @@ class ScheduleConfig(PluginSection):
     policy: PluginName = Field(
         default="fcfs", description="schedule plugin; 'rtk plugins' lists them", json_schema_extra=flag("--schedule")
     )
-    max_running: int = Field(default=64, ge=1, description="requests that decode together")
-    max_prefill_tokens: int = Field(default=16384, ge=1, description="uncached prompt tokens that one step computes")
+    max_running: int = Field(default=64, ge=1, le=MAX_TOKENS, description="requests that decode together")
+    max_prefill_tokens: int = Field(
+        default=16384, ge=1, le=MAX_TOKENS, description="uncached prompt tokens that one step computes"
+    )
 
 
 class AttentionConfig(PluginSection):

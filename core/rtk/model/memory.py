@@ -13,6 +13,7 @@ MEM_FRACTION = {"cpu": 0.5, "cuda": 0.85}
 """Share of the free memory that the pool takes on its own account. A CPU's memory belongs to other programs too; on a
 GPU the rest is for activations, which are not allocated yet when this is decided."""
 GIB = 1024**3
+_SLOT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,16 @@ def pool_size(
             "free memory, raise cache.mem_fraction or set cache.pool_tokens"
         )
     return size
+
+
+def check_tables(free: int, max_running: int, context_length: int) -> None:
+    """Raises `ConfigError` where the free bytes do not hold the tables of slots: scheduler and runner have one each."""
+    needed = 2 * (max_running + 1) * context_length * _SLOT_BYTES
+    if needed > free:
+        raise ConfigError(
+            f"schedule.max_running = {max_running}: tables of slots for so many requests of {context_length:,} tokens "
+            f"take {_gib(needed)}, but {_gib(free)} are free; lower it, or set model.context_length"
+        )
 
 
 def _asked_for(tokens: int, free: int, bytes_per_slot: int, page_size: int) -> PoolSize:

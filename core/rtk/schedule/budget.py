@@ -7,6 +7,8 @@ from rtk.errors import RequestError
 CLIP_NEW_TOKENS = 4096
 """The cold charge counts at most this much of `max_new_tokens`, so that a huge one is no refusal by itself."""
 
+_CONTEXT = "the context length of this server (in tokens)"
+
 
 def ceil_page(tokens: int, page_size: int) -> int:
     """`tokens`, rounded up to whole pages."""
@@ -38,13 +40,13 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, p
     """
     context, pool, page = limits.context_length, limits.pool_tokens - pinned, limits.page_size
     reach = f"the pool of {limits.pool_tokens}" + (f", of which {pinned} are pinned" if pinned else "")
-    if prompt_len >= context:
-        raise _too_long(
-            f"the prompt has {prompt_len} tokens; with one more for the answer it exceeds {context}", limits
-        )
+    check_prompt_length(prompt_len, context)
     if asked is not None and prompt_len + asked > context:
-        raise _too_long(
-            f"prompt ({prompt_len}) + max_new_tokens ({asked}) = {prompt_len + asked} exceeds {context}", limits
+        raise RequestError(
+            f"prompt ({prompt_len}) + max_new_tokens ({asked}) = {prompt_len + asked} exceeds {context}, {_CONTEXT}; "
+            "shorten the prompt or lower max_new_tokens",
+            field="prompt",
+            code="context_length_exceeded",
         )
     least = cold_charge(prompt_len, 1 if asked is None else asked, page)
     if least >= pool:
@@ -58,12 +60,15 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, p
     return allowed if slack >= CLIP_NEW_TOKENS else min(allowed, slack)
 
 
-def _too_long(what: str, limits: Limits) -> RequestError:
-    return RequestError(
-        f"{what}, the context length of this server (in tokens); shorten the prompt or lower max_new_tokens",
-        field="prompt",
-        code="context_length_exceeded",
-    )
+def check_prompt_length(length: int, context: int, *, field: str = "prompt") -> None:
+    """Raises `RequestError` for a prompt after which no token fits into the context."""
+    if length >= context:
+        raise RequestError(
+            f"the prompt has {length} tokens; with one more for the answer it exceeds {context}, {_CONTEXT}; "
+            "shorten the prompt",
+            field=field,
+            code="context_length_exceeded",
+        )
 
 
 def _never_fits(why: str) -> RequestError:

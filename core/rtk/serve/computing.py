@@ -67,12 +67,14 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
 
 def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple[Limits, str]:
     """The sizes that requests are measured against, and how the pool's came about."""
-    from rtk.model.memory import free_bytes, pool_size
+    from rtk.model.memory import check_tables, free_bytes, pool_size
 
     page_size, max_running = config.cache.page_size, config.schedule.max_running
     context_length = _context_length(config, loaded.facts)
+    free = free_bytes(loaded.device)
+    check_tables(free, max_running, context_length)
     size = pool_size(
-        free=free_bytes(loaded.device),
+        free=free,
         device=loaded.device.type,
         mem_fraction=config.cache.mem_fraction,
         pool_tokens=config.cache.pool_tokens,

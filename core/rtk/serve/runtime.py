@@ -67,8 +67,9 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
         folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
     tokenizer = Tokenizer.load(folder)
     computing = load(config, installed(), folder, tokenizer.size)
+    runtime = Runtime(config, computing, tokenizer, after_step)
     log.info(computing.summary)
-    return Runtime(config, computing, tokenizer, after_step)
+    return runtime
 
 
 def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Scheduler:

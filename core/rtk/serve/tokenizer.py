@@ -64,6 +64,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
             raise ModelError(f"{path} cannot be read: {one_line(error)}") from error
+        if not backend.get_vocab_size(with_added_tokens=True):
+            raise ModelError(f"{path} cannot be used: it has no tokens")
         config = read_object(folder / "tokenizer_config.json")
         return cls(backend, config, _find_template(folder, config))
 

@@ -9,12 +9,14 @@ import logging
 import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rtk.cache.key import TOKEN_BYTES, Namespace, pack
 from rtk.errors import RequestError
+from rtk.schedule.budget import check_prompt_length
 from rtk.schedule.messages import (
     Abort,
     Answer,
@@ -48,6 +50,12 @@ log = logging.getLogger(__name__)
 
 LONG_TEXT = 8_000
 """Characters; longer texts are encoded in a thread, so that the event loop goes on (a shorter one takes about 5 ms)."""
+
+VERY_LONG_TEXT = 1_000_000
+"""Characters; texts above it are encoded one after the other: each takes some 300 bytes of memory a character."""
+
+MESSAGE_COST = 60
+"""Characters that could be encoded in the time that a template takes for an empty message."""
 
 MAX_RID = 200
 """Characters of a request id."""
@@ -104,6 +112,7 @@ class TokenizerManager:
         """By client id; that of a batch names all of its requests."""
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._lane = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtk-very-long")
         check_defaults(facts)
 
     def check_healthy(self) -> None:
@@ -134,7 +143,10 @@ class TokenizerManager:
         self._check_running()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
         try:
-            prepared = [await self._prepare(entry) for entry in entries]
+            prepared = []
+            for entry in entries:
+                prepared.append(await self._prepare(entry))
+                await asyncio.sleep(0)  # many short texts take as long as a long one: let the others run
             for entry, new in zip(entries, prepared, strict=True):
                 self._start(entry, new)
             open_requests, queue = len(entries), entries[0].queue
@@ -236,7 +248,8 @@ class TokenizerManager:
         ids = await self._encode(request)
         if not ids:
             raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
-        if (highest := max(ids)) >= self.facts.vocab_size:
+        check_prompt_length(len(ids), self.facts.context_length, field=request.prompt_name)
+        if (highest := max(ids)) >= self.facts.vocab_size:  # of a text: given ids have been looked at
             raise RequestError(
                 f"{request.prompt_name} becomes token {highest}, which the model lacks: it knows those from 0 to "
                 f"{self.facts.vocab_size - 1}; leave out the special tokens that it was not made for",
@@ -251,10 +264,11 @@ class TokenizerManager:
             return await self._in_thread(len(prompt), self._text_ids, prompt)
         if isinstance(prompt, Chat):
             _check_messages(prompt.messages, name)
-            length = sum(len(str(message.get("content"))) for message in prompt.messages)
+            length = sum(len(str(message.get("content"))) + MESSAGE_COST for message in prompt.messages)
             return await self._in_thread(length, self._chat_ids, prompt, name)
         if not _is_row(prompt):
             raise RequestError(f"{name} = {shown(prompt)}: must be a text, token ids, or a chat", field=name)
+        check_prompt_length(len(prompt), self.facts.context_length, field=name)  # before a look at each of them
         check_token_ids(prompt, self.facts.vocab_size, field=name)
         return prompt
 
@@ -271,7 +285,10 @@ class TokenizerManager:
 
     async def _in_thread(self, length: int, encode: Callable[..., list[int]], *arguments: Any) -> list[int]:
         """Encode here if that is quick, and in a thread otherwise."""
-        return await asyncio.to_thread(encode, *arguments) if length > LONG_TEXT else encode(*arguments)
+        if length <= LONG_TEXT:
+            return encode(*arguments)
+        lane = self._lane if length > VERY_LONG_TEXT else None
+        return await asyncio.get_running_loop().run_in_executor(lane, encode, *arguments)
 
     def _emptiness(self, request: GenerateRequest) -> str:
         bos = self.tokenizer.token_id("bos_token")

@@ -1,5 +1,6 @@
 """Errors as clients see them: OpenAI's body, for every endpoint, and nothing of the inside."""
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -36,7 +37,14 @@ def error_response(error: RequestError) -> Response:
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """`content` as JSON."""
-    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+    return Response(_encoded(content), status, headers, media_type="application/json")
+
+
+def _encoded(content: Any) -> bytes:
+    try:
+        return msgspec.json.encode(content)
+    except UnicodeEncodeError:  # the name of a folder may be no text; JSON escapes what UTF-8 cannot hold
+        return json.dumps(content).encode()
 
 
 def internal_error() -> RequestError:
