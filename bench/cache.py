@@ -1,6 +1,6 @@
 """The prefix cache: rtk's radix tree beside SGLang's, and its growth to a million nodes.
 
-    python bench/cache.py [--peer-python peer/bin/python] [--rounds 5] [--json OUT]
+    python bench/cache.py [--peer-python peer/bin/python] [--rounds 3] [--json OUT]
     python bench/cache.py --growth [--nodes 1000,10000,100000,1000000] [--gc default|bounded] [--json OUT]
 
 The peer is the pure-Python RadixCache of SGLang 0.5.20: its reference tree, NOT its default one (UnifiedRadixCache).
@@ -10,10 +10,11 @@ Its interpreter is made once; without `--peer-python` only rtk's figures are pri
     peer/bin/pip install --no-deps sglang==0.5.20
 
 Workloads and the peer's half are those of bench/peers/sglang_cache.py. Each side runs in processes of its own, one
-thread, torch loaded as in a server, in changing order; medians of the rounds are compared. Tokens wait in each side's
-own array form, except in the storms, where both sides make them inside the timing. Timed are the look-up, the slots,
-the request's row, eviction, insertion and release; handing out fresh slots is not, on neither side. rtk also writes the
-fresh slots into the row and takes evicted ones back into a real allocator inside the timing; the peer's are a counter.
+thread, torch loaded as in a server, in changing order, and replays the conversations five times; what is compared are
+medians of the rounds' medians. Tokens wait in each side's own array form, except in the storms, where both sides make
+them inside the timing. Timed are the look-up, the slots and their way into the request's row, eviction, insertion and
+release. What hands slots out is a counter on both sides, as the peer's script has it, and is not timed; in the rows
+"real allocator" rtk's own takes evicted slots back instead, inside the timing.
 
 `--growth` needs Linux. Every size has two processes. One grows a tree of 16-token nodes (stems of 32 leaves each),
 then times requests that match 16 tokens and insert 16, with room and without. The other leaves as many nodes behind
@@ -33,18 +34,26 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cache_growth import LEAF, Figures, churn, grow, growth, index_bytes, make
 from peers.sglang_cache import conversations
 
-from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack
+from rtk.cache.key import DEFAULT_NAMESPACE, TOKEN_BYTES, Key, pack
 from rtk.cache.req_table import ReqTable
-from rtk.cache.slots import Slots
+from rtk.cache.slots import SlotAllocator, Slots
+from rtk.cache.tree import PrefixCache
+from rtk.plugin import Options
+from rtk.plugin.guard import GuardedEviction, Health
+from rtk_eviction.lru import Lru
 
 PEER = Path(__file__).parent / "peers" / "sglang_cache.py"
 AMPLE, SMALL = "conversations, ample pool", "conversations, pool of 360,000"
+REPEAT = 5
+REAL = ", real allocator"
 BULK = "evict 8,192 tokens a call at 20,000 leaves"
 
 
@@ -52,16 +61,41 @@ def one_leaf(leaves: int) -> str:
     return f"evict 1 + insert 1 at {leaves:,} leaves"
 
 
-def replay(requests: Iterable[tuple[list[int], list[int]]], pool: int) -> tuple[float, float]:
+class Counter:
+    """Stands for the allocator where the tree alone is timed: slots never run out of numbers."""
+
+    page_size = 1
+
+    def __init__(self, pool: int) -> None:
+        self.free = pool
+        self._next = 1
+
+    def alloc(self, pages: int) -> Slots:
+        """New slots."""
+        self.free -= pages
+        self._next += pages
+        return np.arange(self._next - pages, self._next, dtype=np.int32)
+
+    def release_packed(self, packed: bytes) -> None:
+        """Count slots that come back."""
+        self.free += len(packed) // TOKEN_BYTES
+
+
+def packed(requests: Iterable[tuple[list[int], list[int]]]) -> list[tuple[bytes, bytes]]:
+    """The requests as rtk's scheduler holds them."""
+    return [(pack(prompt), pack(full)) for prompt, full in requests]
+
+
+def replay(requests: Iterable[tuple[bytes, bytes]], allocator: Any) -> tuple[float, float]:
     """Microseconds a request, and the hit rate."""
-    allocator, cache = make(pool)
+    cache = PrefixCache(allocator, GuardedEviction(Lru(Options()), "lru", Health()))
     table = ReqTable(1, 1 << 16)
     row = table.alloc()
     spent, hit, total, served = 0.0, 0, 0, 0
     for prompt, full in requests:
-        looked_up, stored, size = pack(prompt), pack(full), len(full)
+        size = len(full) // TOKEN_BYTES
         begin = time.perf_counter()
-        key = Key(DEFAULT_NAMESPACE, looked_up)
+        key = Key(DEFAULT_NAMESPACE, prompt)
         lease = cache.acquire(key, cache.peek(key))
         n = lease.length
         table.write(row, 0, lease.slots())
@@ -69,14 +103,12 @@ def replay(requests: Iterable[tuple[list[int], list[int]]], pool: int) -> tuple[
         if lack > 0:
             cache.evict(lack)
         spent += time.perf_counter() - begin
-        fresh = allocator.alloc(size - n)
+        table.write(row, n, allocator.alloc(size - n))
         begin = time.perf_counter()
-        table.write(row, n, fresh)
-        grown = lease.grow(stored, table.slots(row, 0, size))
-        allocator.release(grown.duplicates)
+        lease.grow(full, table.slots(row, 0, size))
         lease.release()
         spent += time.perf_counter() - begin
-        hit, total, served = hit + n, total + len(prompt), served + 1
+        hit, total, served = hit + n, total + key.length, served + 1
     return spent / served * 1e6, hit / total
 
 
@@ -114,11 +146,12 @@ def rtk_side() -> dict[str, Figures]:
     import torch
 
     torch.set_num_threads(1)
-    requests = conversations()
+    requests = packed(conversations())
     out: dict[str, Figures] = {}
     for name, pool in ((AMPLE, 1_000_000), (SMALL, 360_000)):  # all the conversations together have 631,200 tokens
-        spent, rate = replay(requests, pool)
-        out[name] = {"us_per_request": spent, "hit_rate": rate}
+        for kind, fresh in (("", Counter), (REAL, partial(SlotAllocator, page_size=1))):
+            runs = [replay(requests, fresh(pool)) for _ in range(REPEAT)]
+            out[name + kind] = {"us_per_request": statistics.median(run[0] for run in runs), "hit_rate": runs[0][1]}
     for leaves in (200, 2_000, 20_000):
         out[one_leaf(leaves)] = {"us": storm(leaves)}
     out[BULK] = {"us_per_node": storm(20_000, nodes_a_call=512, rounds=10)}
@@ -148,7 +181,7 @@ def beside(peer_python: Path | None, rounds: int) -> dict[str, Any]:
     """Both sides by turns; prints the table."""
     sides = {"rtk": (sys.executable, __file__, "--side", "rtk")}
     if peer_python:
-        sides["peer"] = (str(peer_python), str(PEER), "--repeat", "1")
+        sides["peer"] = (str(peer_python), str(PEER), "--repeat", str(REPEAT))
     runs: dict[str, list[dict[str, Figures]]] = {"rtk": [], "peer": []}
     for round_ in range(rounds):
         for name in sorted(sides, reverse=bool(round_ % 2)):
@@ -162,8 +195,9 @@ def beside(peer_python: Path | None, rounds: int) -> dict[str, Any]:
     print("peer: SGLang 0.5.20's pure-Python RadixCache, NOT its default tree (UnifiedRadixCache)")
     print(f"{'':44}{'rtk':>12}{'peer':>12}{'peer / rtk':>12}   hit rates")
     for row, ours in rtk.items():
-        theirs = f"{peer[row]:12,.1f}{peer[row] / ours:12.1f}" if peer else f"{'-':>12}{'-':>12}"
-        rates = [f"{done[0][row]['hit_rate']:.4f}" for done in runs.values() if done and "hit_rate" in done[0][row]]
+        same = row.removesuffix(REAL)
+        theirs = f"{peer[same]:12,.1f}{peer[same] / ours:12.1f}" if peer else f"{'-':>12}{'-':>12}"
+        rates = [f"{done[0][same]['hit_rate']:.4f}" for done in runs.values() if done and "hit_rate" in done[0][same]]
         print(f"{row:44}{ours:12,.1f}{theirs}   {' '.join(rates)}")
     for what, value, bound, met in targets(rtk, peer):
         print(f"{what:68}{value:8.2f}   target {bound:7} {'met' if met else 'MISSED'}")
@@ -173,7 +207,7 @@ def beside(peer_python: Path | None, rounds: int) -> dict[str, Any]:
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--peer-python", type=Path, metavar="PATH", help="an interpreter that has sglang")
-    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--growth", action="store_true", help="the growth table instead of the comparison")
     ap.add_argument("--nodes", default="1000,10000,100000,1000000", help="sizes of the growth table")
     ap.add_argument("--gc", choices=("default", "bounded"), default="default", help="collector once the tree is full")

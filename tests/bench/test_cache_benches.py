@@ -53,15 +53,17 @@ def policy(trace):
 
 
 def test_replay_hits_the_system_prompt_and_then_the_whole_history(bench):
-    requests = bench.conversations(sessions=2, turns=2, system=4, user=2, reply=3)
-    assert bench.replay(requests, 100)[1] == (0 + 4 + 9 + 9) / (6 + 6 + 11 + 11)
+    requests = bench.packed(bench.conversations(sessions=2, turns=2, system=4, user=2, reply=3))
+    assert bench.replay(requests, bench.Counter(100))[1] == (0 + 4 + 9 + 9) / (6 + 6 + 11 + 11)
 
 
-def test_replay_evicts_what_a_small_pool_lacks(bench):
+@pytest.mark.parametrize("allocator", ["Counter", "SlotAllocator"])
+def test_replay_evicts_what_a_small_pool_lacks(bench, allocator):
     other = [9, 8, 7, 6]
-    requests = [([1, 2], [1, 2, 3]), (other, [*other, 5]), ([1, 2], [1, 2, 3])]
-    assert bench.replay(requests, 8)[1] == 2 / 8
-    assert bench.replay(requests, 7)[1] == 0
+    requests = bench.packed([([1, 2], [1, 2, 3]), (other, [*other, 5]), ([1, 2], [1, 2, 3])])
+    fresh = {"Counter": bench.Counter, "SlotAllocator": lambda pool: bench.SlotAllocator(pool, 1)}[allocator]
+    assert bench.replay(requests, fresh(8))[1] == 2 / 8
+    assert bench.replay(requests, fresh(7))[1] == 0
 
 
 @pytest.mark.parametrize("nodes_a_call", [1, 3])

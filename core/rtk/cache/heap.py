@@ -34,8 +34,6 @@ class EvictionHeap:
         if self._policy.faulted and not self._own_order:
             self._rebuild()
         self._enter(node, key)
-        if len(self._heap) > 2 * self._live + 64:
-            self._compact()
 
     def void(self, node: Node) -> None:
         """`node` is no unlocked leaf any more. O(1)."""
@@ -66,6 +64,8 @@ class EvictionHeap:
             self._live += 1
         node.heap_key = key
         heappush(self._heap, (key, node.id, next(self._serial), node))
+        if len(self._heap) > 2 * self._live + 64:
+            self._compact()
 
     def _compact(self) -> None:
         """Drop void entries. O(n), after at least n pushes."""

@@ -74,7 +74,8 @@ class Node:
 
     def view(self) -> NodeView:
         """The facts that a policy sees."""
-        return NodeView(self.id, self.size, self.start, self.created, self.last_use, self.hits, self.priority)
+        facts = (self.id, self.size, self.start, self.created, self.last_use, self.hits, self.priority)
+        return tuple.__new__(NodeView, facts)  # half the time of NodeView(*facts)
 
     def adopt(self, page: bytes, child: "Node") -> None:
         """Hang `child` below, or in the place of the child with the same first page. O(1)."""

@@ -72,7 +72,8 @@ class PrefixCache:
         if root is None:
             return NO_MATCH
         tokens = key.tokens
-        end = self._whole_pages(len(tokens) if limit is None else min(len(tokens), max(0, limit) * TOKEN_BYTES))
+        end = len(tokens) if limit is None else min(len(tokens), max(0, limit) * TOKEN_BYTES)
+        end -= end % self._page_bytes
         node, position, used = self.walk(root, tokens, end)
         match = Match(position // TOKEN_BYTES, node, used, self._version) if position else NO_MATCH
         if self._components and position:
@@ -186,9 +187,9 @@ class PrefixCache:
         Both halves keep created, last use, hits, priority and locks. O(size of the node).
         """
         parent, page, cut = _parent(node), self._page_bytes, at * TOKEN_BYTES
-        upper = self._new_node(node.tokens[:cut], node.packed[:cut], parent)
-        upper.created, upper.last_use, upper.hits = node.created, node.last_use, node.hits
-        upper.priority, upper.locks = node.priority, node.locks
+        self.created_nodes += 1
+        upper = Node(self.created_nodes, node.tokens[:cut], node.packed[:cut], parent, node.created)
+        upper.last_use, upper.hits, upper.priority, upper.locks = node.last_use, node.hits, node.priority, node.locks
         upper.below = 1 if node.packed else 0
         if node.states:
             halves = [
@@ -206,10 +207,6 @@ class PrefixCache:
         if self._splits_rekey and node.is_evictable_leaf:
             self._heap.offer(node)
         return upper
-
-    def _new_node(self, tokens: bytes, packed: bytes, parent: Node) -> Node:
-        self.created_nodes += 1
-        return Node(self.created_nodes, tokens, packed, parent, self._tick)
 
     # --- called by Lease ----------------------------------------------------------------------------------------
 
@@ -268,7 +265,8 @@ class PrefixCache:
 
     def _hang(self, parent: Node, tokens: bytes, packed: bytes) -> Node:
         """A new leaf, locked once."""
-        leaf = self._new_node(tokens, packed, parent)
+        self.created_nodes += 1
+        leaf = Node(self.created_nodes, tokens, packed, parent, self._tick)
         leaf.locks = 1
         parent.adopt(tokens[: self._page_bytes], leaf)
         parent.below += 1
