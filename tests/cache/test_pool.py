@@ -1,23 +1,8 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from rtk.cache.pool import KVPool, buffer_bytes, buffer_shape, pool_bytes
+from rtk.cache.pool import KVPool, pool_bytes
 from rtk.plugin import BufferSpec, KVLayout
-
-EXAMPLE = json.loads((Path(__file__).parents[1] / "data" / "worked_examples.json").read_text())["kv_pool"]
-
-
-def test_the_worked_example_of_the_pool():
-    head = (EXAMPLE["n_kv"], EXAMPLE["head_dim"])
-    k, v = (BufferSpec(name, head, "bfloat16") for name in "kv")
-    layout = KVLayout(EXAMPLE["layers"], EXAMPLE["page_size"], (k, v))
-    assert buffer_shape(layout, k, EXAMPLE["slots"]) == tuple(EXAMPLE["k_buffer_shape"])
-    assert buffer_bytes(layout, k, EXAMPLE["slots"]) == EXAMPLE["k_buffer_bytes"]
-    assert layout.layers * len(layout.buffers) == EXAMPLE["buffers"]
-    assert pool_bytes(layout, EXAMPLE["slots"]) == EXAMPLE["total_bytes"]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])

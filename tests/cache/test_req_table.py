@@ -1,18 +1,7 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from rtk.cache.req_table import ReqTable
-
-NUMBERS = json.loads((Path(__file__).parents[1] / "data/worked_examples.json").read_text())["req_to_token"]
-
-
-def test_size_of_the_worked_example():
-    table = ReqTable(max_running=NUMBERS["rows"] - 1, context_length=NUMBERS["max_context"])
-    assert table.nbytes == NUMBERS["bytes"]
-    assert table.slots(1, 0, 1).dtype == np.dtype(NUMBERS["dtype"])
 
 
 def test_row_0_is_padding():

@@ -1,109 +1,12 @@
-import json
-from pathlib import Path
+"""The tree's operations one by one; `test_tree_machine` mixes them."""
 
 import pytest
 
-from rtk.cache.key import DEFAULT_NAMESPACE, AdapterRef, Key, Namespace, pack
+from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack
 from rtk.cache.lease import LeaseError
 from rtk.cache.node import LockLedger
+from rtk.cache.slots import EMPTY
 from rtk.plugin import EvictionPolicy
-
-NUMBERS = json.loads((Path(__file__).parents[1] / "data/worked_examples.json").read_text())
-
-
-class Mru(EvictionPolicy):
-    """A key that becomes more urgent on a touch."""
-
-    facts = frozenset({"last_use"})
-
-    def key(self, node):
-        return (-node.last_use,)
-
-
-class Fifo(EvictionPolicy):
-    facts = frozenset({"created"})
-
-    def key(self, node):
-        return (node.created,)
-
-
-def books(tree):
-    return tree.cache.evictable, tree.cache.protected
-
-
-def test_the_seven_steps(make_tree):
-    steps = {step["n"]: step for step in NUMBERS["seven_steps"]["steps"]}
-    tree = make_tree(pool=4000)
-    system, a_user, b_user = range(1200), range(2000, 2300), range(3000, 3180)
-    a_prompt, b_prompt = [*system, *a_user], [*system, *b_user]
-
-    a = tree.acquire(a_prompt)
-    assert (a.length, *books(tree)) == (steps[1]["hit"], steps[1]["evictable"], steps[1]["protected"])
-    tree.fill(a, a_prompt)
-    assert [size for _, size in tree.shape()] == steps[2]["nodes"]
-    assert books(tree) == (steps[2]["evictable"], steps[2]["protected"])
-
-    a_all = [*a_prompt, *range(4000, 4200)]
-    tree.fill(a, a_all)
-    a_slots = a.slots().tolist()
-    a.release()
-    assert [size for _, size in tree.shape()] == steps[3]["nodes"]
-    assert books(tree) == (steps[3]["evictable"], steps[3]["protected"])
-
-    b = tree.acquire(b_prompt)
-    assert b.length == steps[4]["hit"]
-    assert [size for start, size in tree.shape() if start in (0, 1200)] == steps[4]["split"]
-    assert books(tree) == (steps[4]["evictable"], steps[4]["protected"])
-    hit = tree.acquire(a_all)
-    assert hit.slots().tolist() == a_slots  # the split moved no slot
-    hit.release()
-
-    tree.fill(b, b_prompt)
-    assert (1200, steps[5]["new_leaf"]) in tree.shape()
-    assert books(tree) == (steps[5]["evictable"], steps[5]["protected"])
-
-    without_step_6 = tree.cache.peek(Key(DEFAULT_NAMESPACE, pack([*a_all, *range(5000, 5150)])))
-    assert without_step_6.length == steps[7]["without_step_6"]["hit"]
-    assert tree.cache.evict(250) == steps[6]["freed"]
-    assert books(tree) == (steps[6]["evictable"], steps[6]["protected"])
-    after = tree.cache.peek(Key(DEFAULT_NAMESPACE, pack([*a_all, *range(5000, 5150)])))
-    assert (after.length, 1850 - after.length) == (steps[7]["hit"], steps[7]["prefill"])
-    b.release()
-
-
-@pytest.mark.parametrize("page", [1, 16, 64])
-def test_granularity(make_tree, page):
-    tree = make_tree(pool=4096, page_size=page)
-    shared = list(range(NUMBERS["granularity"]["shared"]))
-    tree.insert([*shared, *[7777] * 64])
-    assert tree.match([*shared, *[8888] * 64]) == NUMBERS["granularity"][f"page_{page}"]
-
-
-def test_arithmetic_with_pages(make_tree):
-    tree = make_tree(page_size=4)
-    assert tree.insert([1, 2, 3]) == 0
-    assert tree.insert(range(1, 10)) == 8
-    assert tree.match([1, 2, 3, 4, 5, 6]) == 4
-    assert tree.cache.evictable == 8
-
-
-def test_diverging_pages_are_their_own(make_tree):
-    tree = make_tree(page_size=4)
-    for tail in ([], [9, 10, 11, 12], [9, 10, 20, 21]):
-        tree.insert([*range(1, 9), *tail])
-    assert tree.cache.evictable == 16
-
-
-def test_splitting_a_locked_node_locks_both_halves(make_tree):
-    tree = make_tree()
-    lease = tree.acquire([1, 2, 3, 4, 5])
-    tree.fill(lease, [1, 2, 3, 4, 5])
-    tree.insert([1, 2, 9])
-    assert books(tree) == (1, 5)
-    lease.release()
-    assert books(tree) == (6, 0)
-    assert tree.cache.evict(6) == 6
-    assert tree.shape() == []
 
 
 def test_peek_changes_nothing(make_tree):
@@ -130,13 +33,7 @@ def test_a_released_lease_cannot_be_used(make_tree):
     with pytest.raises(LeaseError):
         lease.release()
     with pytest.raises(LeaseError):
-        lease.grow(b"", as_empty())
-
-
-def as_empty():
-    import numpy as np
-
-    return np.empty(0, dtype=np.int32)
+        lease.grow(b"", EMPTY)
 
 
 def test_a_later_insert_of_the_same_prefix_gives_its_duplicates_back(make_tree):
@@ -187,87 +84,94 @@ def test_eviction_takes_leaves_first_and_parents_after(make_tree):
     assert [tree.cache.evict(1) for _ in range(4)] == [2, 2, 4, 0]
 
 
-def test_content_of_evicted_pages_is_forgotten(make_tree):
-    tree = make_tree(pool=16)
-    tree.insert([10] * 16)
-    assert tree.cache.evict(16) == 16
-    tree.insert([20] * 16)
-    assert (tree.match([10] * 16), tree.match([20] * 16)) == (0, 16)
-
-
-@pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize(
-    ("policy", "victim"), [("lru", 0), ("slru", 1), (Fifo(), 0), (Mru(), 2)], ids=["lru", "slru", "fifo", "mru"]
-)
-def test_which_entry_leaves(make_tree, policy, victim, page):
-    tree = make_tree(pool=12, page_size=page, policy=policy)
-    entries = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-    tree.insert(entries[0])
-    for _ in range(3):
-        tree.match(entries[0])
-    tree.insert(entries[1])
-    tree.insert(entries[2])
-    assert tree.cache.evict(4) == 4
-    assert [tree.match(entry) for entry in entries] == [4 * (i != victim) for i in range(3)]
-
-
-@pytest.mark.parametrize(("policy", "victim"), [(Mru(), 0), ("lru", 1)], ids=["mru", "lru"])
-def test_a_key_that_becomes_more_urgent_on_a_touch(make_tree, policy, victim):
-    tree = make_tree(pool=12, page_size=4, policy=policy)
-    entries = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
-    for entry in entries:
-        tree.insert(entry)
-    tree.match(entries[0])
-    tree.cache.evict(4)
-    assert [tree.match(entry) for entry in entries] == [4 * (i != victim) for i in range(3)]
-
-
-def test_namespaces_never_share(make_tree):
-    prompt = list(range(501, 517))
-    tree = make_tree(pool=256)
-    lora = lambda name: AdapterRef(name, 1)  # noqa: E731
-    spaces = [
-        Namespace(lora("alpha")),
-        Namespace(None, "alpha"),
-        Namespace(lora("al"), "pha"),
-        Namespace(lora("alp"), "ha"),
-        Namespace(lora("alpha")),
-        Namespace(None, "x" * 10_000),
-        Namespace(None, "a\0b"),
-        Namespace(lora("alpha"), ""),
-    ]
-    hits = []
-    for space in spaces:
-        lease = tree.acquire(prompt, space, limit=15)
-        hits.append(lease.length)
-        tree.fill(lease, prompt)
-        lease.release()
-    assert hits == [0, 0, 0, 0, 15, 0, 0, 0]
-
-
-def test_empty_namespaces_leave_nothing_behind(make_tree):
-    tree = make_tree(pool=16)
-    for i in range(100):
-        tree.insert([1, 2, 3, 4], Namespace(None, str(i)))
-        tree.cache.evict(4)
-    assert len(tree.cache._roots) == 0
-
-
 def test_a_disabled_cache_holds_nothing(make_tree):
     tree = make_tree(enabled=False)
     lease = tree.acquire(range(8))
     slots = tree.allocator.alloc(8)
     grown = lease.grow(pack(range(8)), slots)
-    assert (lease.length, len(grown.duplicates), books(tree)) == (0, 0, (0, 0))
+    assert (lease.length, len(grown.duplicates), tree.books()) == (0, 0, (0, 0))
     lease.release()
     tree.allocator.release(slots)
 
 
-def test_bookkeeping_does_not_outlive_its_content(make_tree):
-    tree = make_tree(pool=64)
-    for i in range(2_000):
-        if not tree.allocator.free:
-            tree.cache.evict(1)
-        tree.insert([i])
-    assert len(list(tree.cache.nodes())) <= 64
-    assert len(tree.cache._heap) <= 2 * 64 + 64
+# --- what is counted ----------------------------------------------------------------------------------------------
+
+
+def facts(tree):
+    """(size, start, created, last use, hits, priority) of every node, by start."""
+    return sorted((tuple(node.view()[1:]) for node in tree.cache.nodes()), key=lambda view: view[1])
+
+
+def test_what_counts_as_a_hit_an_access_and_a_raise(make_tree):
+    tree = make_tree()
+    tree.insert([1, 2, 3, 4], priority=2)  # tick 1: acquired, a miss; tick 2: grown
+    assert facts(tree) == [(4, 0, 2, 2, 0, 2)]
+    assert tree.match([1, 2, 3, 4], priority=1) == 4  # tick 3: a hit; a lower priority changes nothing
+    assert facts(tree) == [(4, 0, 2, 3, 1, 2)]
+    lease = tree.acquire([1, 2, 3, 4], priority=7)  # tick 4
+    tree.fill(lease, [1, 2, 3, 4, 5, 6])  # tick 5: runs through what is held, which is no access
+    assert facts(tree) == [(4, 0, 2, 4, 2, 7), (2, 4, 5, 5, 0, 7)]
+    lease.release()
+    late = tree.acquire([9])  # tick 6: a miss
+    tree.fill(late, [1, 2, 3, 4, 5, 6])  # tick 7: an access to both, and no hit: it computed them itself
+    late.release()
+    assert facts(tree) == [(4, 0, 2, 7, 2, 7), (2, 4, 5, 7, 0, 7)]
+
+
+def test_what_the_halves_of_a_split_keep(make_tree):
+    tree = make_tree()
+    tree.insert(range(10), priority=3)
+    [whole] = tree.cache.nodes()
+    assert tree.match(range(10)) == 10
+    assert tree.match([0, 1, 2, 3, 99], priority=5) == 4  # tick 4
+    upper, lower = sorted(tree.cache.nodes(), key=lambda node: node.start)
+    assert lower is whole and upper.id > lower.id
+    assert upper.view()[1:] == (4, 0, 2, 4, 2, 5)
+    assert lower.view()[1:] == (6, 4, 2, 3, 1, 3)
+
+
+class Told(EvictionPolicy):
+    """Notes what it is told."""
+
+    facts = frozenset({"last_use"})
+
+    def __init__(self):
+        self.heard = []
+
+    def on_insert(self, node):
+        self.heard.append(("insert", node.id, node.size, node.priority))
+
+    def on_hit(self, node):
+        self.heard.append(("hit", node.id, node.size, node.hits))
+
+    def on_evict(self, node, key):
+        self.heard.append(("evict", node.id, node.size, key))
+
+    def key(self, node):
+        return (node.last_use,)
+
+
+def test_what_a_policy_is_told(make_tree):
+    policy = Told()
+    tree = make_tree(policy=policy)
+    tree.insert(range(10), priority=3)
+    [node] = tree.cache.nodes()
+    tree.match([0, 1, 2, 3, 99])
+    upper = node.parent
+    tree.cache.flush()
+    assert policy.heard == [
+        ("insert", node.id, 10, 3),
+        ("hit", upper.id, 4, 1),
+        ("evict", node.id, 6, (2,)),
+        ("evict", upper.id, 4, (3,)),
+    ]
+
+
+def test_generated_text_goes_before_the_prompt_that_produced_it(make_tree):
+    tree = make_tree(page_size=4)
+    lease = tree.acquire(range(8))
+    tree.fill(lease, range(8))
+    tree.fill(lease, range(13))
+    lease.release()
+    assert tree.shape() == [(0, 8), (8, 4)]
+    assert (tree.cache.evict(1), tree.match(range(13))) == (4, 8)

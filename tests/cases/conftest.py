@@ -2,4 +2,7 @@ import sys
 from pathlib import Path
 
 # helpers that live beside the tests of one part
-sys.path.append(str(Path(__file__).parents[1] / "serve"))
+for part in ("serve", "cache"):
+    sys.path.append(str(Path(__file__).parents[1] / part))
+
+from small_tree import make_tree  # noqa: E402, F401 - a fixture

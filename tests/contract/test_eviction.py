@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from toys import Gdsf, Rising
 
 from rtk.plugin import EvictionPolicy
 from rtk.plugin.host import installed
@@ -15,6 +16,20 @@ INSTALLED = installed().of_kind("eviction")
 @pytest.mark.parametrize("entry", INSTALLED, ids=lambda entry: entry.plugin.name)
 def test_installed(entry, check):
     check(lambda: entry.build(entry.plugin.options()))
+
+
+@pytest.mark.parametrize("check", eviction.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("policy", [Gdsf, Rising])
+def test_policies_with_a_memory(policy, check):
+    check(policy)
+
+
+@pytest.mark.parametrize("policy", [Gdsf, Rising])
+def test_a_policy_with_a_memory_evicts_as_a_full_sort_would(policy):
+    """Keys that grow by what happens to other nodes are stale in the heap, and are asked for again at its top."""
+    log = eviction.replay(policy(), operations=10_000, seed=7, sort_anew=True)
+    assert len(log) > 5_000
+    assert log == eviction.replay(policy(), operations=10_000, seed=7)
 
 
 class Lru(EvictionPolicy):
@@ -32,6 +47,18 @@ class ReadsAClock(Lru):
 class HidesAFact(Lru):
     def key(self, node):
         return (node.hits, node.last_use)
+
+
+class HidesPriority(Lru):
+    def key(self, node):
+        return (node.priority, node.last_use)
+
+
+class HidesSize(Lru):
+    """A split changes the size of a leaf that stays where it is in the heap."""
+
+    def key(self, node):
+        return (node.size, node.last_use)
 
 
 class ForgetsHits(Lru):
@@ -69,6 +96,9 @@ class RaisesOnHit(Lru):
     [
         (ReadsAClock, eviction.keys_are_stable),
         (HidesAFact, eviction.facts_are_declared),
+        (HidesPriority, eviction.facts_are_declared),
+        (HidesSize, eviction.facts_are_declared),
+        (HidesSize, eviction.the_heap_equals_a_full_sort),
         (ForgetsHits, eviction.the_heap_equals_a_full_sort),
         (AnswersNan, eviction.keys_are_stable),
         (AnswersANumber, eviction.keys_are_stable),

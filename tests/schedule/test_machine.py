@@ -5,7 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rtk.cache.key import pack
+from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness, digest
+from rtk.schedule.messages import Flush, Flushed, Pin, Pinned, Refused, Unpin
 
 END = 13
 
@@ -32,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         page=st.sampled_from([1, 4, 16]),
         pages=st.integers(4, 20),
         rows=st.integers(1, 5),
-        eviction=st.sampled_from(["lru", "slru"]),
+        eviction=st.sampled_from(installed().names("eviction")),
         schedule=st.sampled_from(["fcfs", "hrrn"]),
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
@@ -48,21 +51,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_enabled=cache,
             max_prefill_tokens=prefill,
             context_length=100,
+            pin_budget=max(page * pages, 32) // 2,
             end_tokens=frozenset({END}),
         )
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.aborted: set[str] = set()
-        self.steps_without_news = 0
+        self.questions = 0
 
     @rule(
         stem=st.integers(0, 2),
         shared=st.integers(0, 24),
         own=st.lists(st.integers(0, 3), min_size=1, max_size=4),
         new=st.integers(0, 12),
+        priority=st.integers(0, 2),
     )
-    def arrive(self, stem, shared, own, new):
+    def arrive(self, stem, shared, own, new, priority):
         rid, prompt = f"r{len(self.prompts)}", [*range(100 * stem, 100 * stem + shared), *own]
-        if self.h.add(rid, prompt, max_new_tokens=new).accepted:
+        if self.h.add(rid, prompt, max_new_tokens=new, priority=priority).accepted:
             self.prompts[rid] = (prompt, new)
 
     @rule(which=st.integers(0, 30), twice=st.booleans())
@@ -72,6 +77,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.aborted.add(rid)
         for _ in range(1 + twice):
             self.h.abort(rid)
+
+    @rule(stem=st.integers(0, 2), length=st.integers(1, 24), ttl_s=st.none() | st.integers(1, 9))
+    def pin(self, stem, length, ttl_s):
+        self.ask(Pin, name=f"{stem}", tokens=pack(range(100 * stem, 100 * stem + length)), ttl_s=ttl_s)
+
+    @rule(stem=st.integers(0, 2))
+    def unpin(self, stem):
+        assert isinstance(self.ask(Unpin, name=f"{stem}"), Pinned | Refused)
+
+    def ask(self, kind, **what):
+        """The answer, if there is one at once."""
+        self.questions += 1
+        self.h.send(kind(id=self.questions, **what))
+        return self.h.answers.get(self.questions)
 
     @rule(steps=st.integers(1, 4))
     def step(self, steps):
@@ -95,10 +114,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "h"):
             return
-        self.h.run(limit=sum(len(p) + n + 2 for p, n in self.prompts.values()) + 1)
+        self.h.run(limit=sum(len(p) + n + 2 for p, n in self.prompts.values()) + self.questions + 1)
         self.said_so_far_is_right()
         assert self.h.finished.keys() == self.prompts.keys()
-        assert self.h.stat("free") + self.h.stat("evictable") == self.h.stat("pool")
+        assert self.h.answers.keys() == set(range(1, self.questions + 1))
+        assert self.h.stat("pinned") <= self.h.pin_budget
+        assert self.h.stat("free") + self.h.stat("evictable") + self.h.stat("pinned") == self.h.stat("pool")
+        for stem in range(3):
+            self.unpin(stem)
+        assert isinstance(self.ask(Flush), Flushed)
+        assert self.h.stat("free") == self.h.stat("pool")
         assert self.h.stat("invariant_violations") == self.h.stat("plugin_faults") == 0
         assert self.h.stat("attention_query_rows") == self.h.stat("prefill_tokens") + self.h.stat("decode_tokens")
         computed = np.unique(self.h.executor._table)

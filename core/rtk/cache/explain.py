@@ -12,7 +12,7 @@ from rtk.cache.tree import PrefixCache
 LOOKED_AT = 1000
 """Continuations that are compared to find the most similar one, the latest first."""
 
-Ends = Literal["prompt", "differs", "evicted", "new"]
+Ends = Literal["prompt", "differs", "stored", "evicted", "new"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,8 @@ class Explanation:
     """How far the prompt agrees with cached content, in whole pages."""
     ends: Ends
     """Why the match ends: nothing but an incomplete page is left of the prompt; the cache goes on with other tokens;
-    what followed was evicted; or nothing was ever cached there, as far as the cache remembers."""
+    what follows lies in the tier; what followed was evicted; or nothing was ever cached there, as far as the cache
+    remembers."""
     position: int | None = None
     """Where the prompt differs from the most similar cached sequence; set with `differs`."""
     token: int | None = None
@@ -50,9 +51,13 @@ def explain(cache: PrefixCache, key: Key) -> Explanation:
     if matched < end:
         inside = node is not None and used < node.size
         below = key.namespace if node is None or isinstance(node, Root) else node.id
-        evicted = None if inside else cache.log.find(below, key.tokens[matched : matched + page])
+        following = key.tokens[matched : matched + page]
+        stored = node is not None and not inside and following in node.children
+        evicted = None if inside or stored else cache.log.find(below, following)
         rest = _most_similar(node, used * TOKEN_BYTES, key.tokens, matched, page) if node is not None else b""
-        if evicted is not None:
+        if stored:
+            ends = "stored"
+        elif evicted is not None:
             ends = "evicted"
         elif rest:
             ends, differs = "differs", _difference(key.tokens, matched, rest)

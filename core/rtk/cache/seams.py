@@ -5,12 +5,20 @@ will each be a `Component`, host memory a `Tier`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rtk.cache.node import Node
 
-Path = Sequence[tuple[Node, int]]
-"""(node, tokens of it that are used), from the first to the deepest."""
+
+class Stretch(NamedTuple):
+    """What a component has of one node on a path."""
+
+    state: Any
+    """None where the component has nothing."""
+    used: int
+    """Tokens of the node that the path runs through, at least a page."""
+    size: int
+    """Tokens of the node."""
 
 
 class Component(Protocol):
@@ -21,14 +29,14 @@ class Component(Protocol):
 
     name: str
 
-    def usable(self, path: Path) -> int:
-        """How many tokens of the path this component can serve, at most the sum of what is used; pure."""
+    def usable(self, path: Sequence[Stretch]) -> int:
+        """How many tokens of a path, from its first, this component can serve: at most the sum of `used`. Pure."""
 
     def split(self, state: Any, at: int, size: int) -> tuple[Any, Any]:
-        """The states of the first `at` of a node's `size` tokens, and of the rest."""
+        """The states of the first `at` of a node's `size` tokens, and of the rest. `state` itself is used up."""
 
     def free(self, state: Any) -> None:
-        """Give back what a node held. Called once for each state that `split` and `Lease.attach` put in."""
+        """Give back what a node held. Called once for each state that `Lease.attach` and `split` put in."""
 
 
 class Tier(Protocol):
@@ -38,7 +46,7 @@ class Tier(Protocol):
         """Copy the K/V of `node`, which is on the device still; None when there is no room."""
 
     def split(self, handle: Any, at: int, size: int) -> tuple[Any, Any]:
-        """The handles of the first `at` of a node's `size` tokens, and of the rest."""
+        """The handles of the first `at` of a node's `size` tokens, and of the rest. `handle` itself is used up."""
 
     def drop(self, handle: Any) -> None:
-        """Forget a copy."""
+        """Forget a copy. Called once for each handle that `store` and `split` answered."""

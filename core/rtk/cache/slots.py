@@ -98,7 +98,7 @@ class SlotAllocator:
             self._file(stop, end)
 
     def release(self, slots: Slots) -> None:
-        """Take whole pages back, each page's slots in order; pages in any order. Raises on a double free.
+        """Take whole pages back, each page's slots in order; pages in any order. Raises on pages that are not taken.
 
         O(n) at memory speed for n pages that form one run; else O(n log n), and O(1) for each run that they form.
         """
@@ -119,18 +119,18 @@ class SlotAllocator:
             firsts, ends = pages[[0, *cuts.tolist()]].tolist(), (pages[[*(cuts - 1).tolist(), -1]] + 1).tolist()
             runs = list(zip(firsts, ends, strict=True))
         if not self._are_taken(runs):
-            raise ValueError(f"double free, or a free of padding, among pages {runs[0][0]} to {runs[-1][1] - 1}")
+            raise ValueError(f"double free, or no page of the pool, among pages {runs[0][0]} to {runs[-1][1] - 1}")
         for first, end in runs:
             self._put_back(first, end)
 
     def _are_taken(self, runs: list[tuple[int, int]]) -> bool:
-        """Whether ascending runs are apart and hold no free page. O(pages) at memory speed."""
+        """Whether ascending runs are pages of the pool, apart, and none of them free. O(pages) at memory speed."""
         before = 1
         for first, end in runs:
             if first < before or self._taken.find(b"\0", first, end) >= 0:
                 return False
             before = end
-        return True
+        return before <= len(self._taken)
 
     def _put_back(self, first: int, end: int) -> None:
         """A run becomes free and joins its neighbours. O(1)."""

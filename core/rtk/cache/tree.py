@@ -18,7 +18,7 @@ from rtk.cache.heap import EvictionHeap
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
 from rtk.cache.lease import Grown, Lease
 from rtk.cache.node import NO_CHILDREN, NO_MATCH, LockLedger, Match, Node, Root
-from rtk.cache.seams import Component, Tier
+from rtk.cache.seams import Component, Stretch, Tier
 from rtk.cache.slots import EMPTY, SlotAllocator, Slots
 from rtk.plugin.guard import GuardedEviction
 
@@ -78,7 +78,7 @@ class PrefixCache:
         match = Match(position // TOKEN_BYTES, node, used, self._version) if position else NO_MATCH
         if self._components and position:
             match = self._served_by_all(match)
-        if self._tier is not None:
+        if self._tier is not None and used == node.size and match.length * TOKEN_BYTES == position:
             match = match._replace(stored=self._stored(node, tokens, position, end))
         return match
 
@@ -109,7 +109,7 @@ class PrefixCache:
         path = list(match.path())[::-1]
         length, settled = match.length, False
         while path and not settled:
-            usable = min(component.usable(path) for component in self._components)
+            usable = min(component.usable(self._states(i, path)) for i, component in enumerate(self._components))
             settled, length = usable == length, usable - usable % self.page_size
             while path and path[-1][0].start >= length:
                 path.pop()
@@ -117,8 +117,13 @@ class PrefixCache:
                 path[-1] = (path[-1][0], length - path[-1][0].start)
         return Match(length, *path[-1], self._version) if path else NO_MATCH
 
+    @staticmethod
+    def _states(component: int, path: list[tuple[Node, int]]) -> list[Stretch]:
+        """What one component has on a path."""
+        return [Stretch(node.states[component] if node.states else None, used, node.size) for node, used in path]
+
     def _stored(self, node: Node, tokens: bytes, position: int, end: int) -> int:
-        """Tokens that follow on the device's part of a match and lie in the tier."""
+        """Tokens that follow on a match with all of `node` and lie in the tier."""
         begin, page = position, self._page_bytes
         while position < end:
             child = node.children.get(tokens[position : position + page])
@@ -223,8 +228,8 @@ class PrefixCache:
         while position < end:
             child = node.children.get(tokens[position : position + page])
             if child is None:
-                child = self._hang(node, tokens[position:end], slots[position // TOKEN_BYTES : count].tobytes())
-                child.priority = lease.priority
+                packed = slots[position // TOKEN_BYTES : count].tobytes()
+                child = self._hang(node, tokens[position:end], packed, lease.priority)
             else:
                 segment = child.tokens
                 stop = position + len(segment)
@@ -234,9 +239,10 @@ class PrefixCache:
                     child = self._split(child, same // TOKEN_BYTES)
                 if child.packed:
                     canonical.append(child.packed)
+                    self._lock(child, lease.priority)
                 else:
-                    self._bring_back(node, child, slots[child.start : child.start + child.size])
-                self._lock(child, lease.priority)
+                    own = slots[child.start : child.start + child.size]
+                    self._bring_back(node, child, own.tobytes(), lease.priority)
             position += child.size * TOKEN_BYTES
             node = child
         lease.node, lease.length = node, count
@@ -263,11 +269,11 @@ class PrefixCache:
             root = self._roots[namespace] = Root(self.created_nodes, namespace, self._tick)
         return root
 
-    def _hang(self, parent: Node, tokens: bytes, packed: bytes) -> Node:
+    def _hang(self, parent: Node, tokens: bytes, packed: bytes, priority: int) -> Node:
         """A new leaf, locked once."""
         self.created_nodes += 1
         leaf = Node(self.created_nodes, tokens, packed, parent, self._tick)
-        leaf.locks = 1
+        leaf.locks, leaf.priority = 1, priority
         parent.adopt(tokens[: self._page_bytes], leaf)
         parent.below += 1
         self.protected += leaf.size
@@ -276,12 +282,15 @@ class PrefixCache:
             self._policy.on_insert(leaf.view())
         return leaf
 
-    def _bring_back(self, parent: Node, node: Node, slots: Slots) -> None:
-        """A node whose K/V was off the device has it again, in `slots`; it is evictable until the caller locks it."""
-        node.packed = slots.tobytes()
+    def _bring_back(self, parent: Node, node: Node, packed: bytes, priority: int) -> None:
+        """A node whose K/V was off the device has it again, and is locked once."""
+        node.packed = packed
         parent.below += 1
         self.evictable += node.size
         self._version += 1
+        self._lock(node, priority)
+        if self._policy.on_insert is not None:
+            self._policy.on_insert(node.view())
 
     def attach_state(self, lease: Lease, component: str, state: Any) -> bool:
         """See `Lease.attach`."""
@@ -314,10 +323,10 @@ class PrefixCache:
 
     # --- eviction -----------------------------------------------------------------------------------------------
 
-    def evict(self, tokens: int) -> int:
+    def evict(self, tokens: int, *, forget: bool = False) -> int:
         """Give at least `tokens` tokens of unlocked leaves back to the allocator, whole nodes, if there are as many.
 
-        Returns the tokens given back. O(log leaves) amortised for each node.
+        Returns the tokens given back. With `forget` the tier keeps no copy. O(log leaves) amortised for each node.
         """
         if tokens <= 0:
             return 0
@@ -326,28 +335,28 @@ class PrefixCache:
             node, key = victim
             freed += node.size
             view = node.view() if told is not None else None
-            self._vacate(node, now)
+            self._vacate(node, now, forget=forget)
             if view is not None and told is not None:
                 told(view, key)
         return freed
 
-    def _vacate(self, node: Node, now: float) -> None:
+    def _vacate(self, node: Node, now: float, *, forget: bool) -> None:
         """The one way off the device: the node's slots go back to the allocator.
 
-        The node leaves the tree, with whatever hangs below it in the tier, unless the tier has a copy of its K/V.
+        The node leaves the tree, with whatever hangs below it in the tier, unless the tier keeps a copy of its K/V.
         """
         parent = _parent(node)
         self.evictable -= node.size
         self.evicted += node.size
         self._version += 1
         parent.below -= 1
-        if self._tier is not None and node.stored is None:
+        if self._tier is not None and node.stored is None and not forget:
             node.stored = self._tier.store(node)
         self._allocator.release_packed(node.packed)
         node.packed = b""
         if node.states:
             self._free_states(node)
-        if node.stored is None:
+        if node.stored is None or forget:
             self._take_out(parent, node, now)
         if not parent.below and not parent.locks and parent.parent is not None:
             self._heap.offer(parent)
@@ -359,23 +368,22 @@ class PrefixCache:
         del parent.children[page]
         node.parent, node.tokens = None, b""  # a void entry of the heap may keep the node alive for a while
         if self._tier is not None:
-            self._drop_copies(node)
+            self._drop_copies(self._tier, node)
         if not parent.children:
             parent.children = NO_CHILDREN
             if isinstance(parent, Root):
                 del self._roots[parent.namespace]
 
-    def _drop_copies(self, node: Node) -> None:
-        """Whatever hangs below a node that leaves the tree lies in the tier, and leaves too."""
-        assert self._tier is not None, "there is no tier to drop from"
-        stack = list(node.children.values())
-        node.children = NO_CHILDREN
+    def _drop_copies(self, tier: Tier, node: Node) -> None:
+        """A node leaves the tree, and whatever hangs below it, all in the tier, leaves too."""
+        stack = [node]
         while stack:
-            child = stack.pop()
-            self._tier.drop(child.stored)
-            child.parent = None
-            stack += child.children.values()
-            child.children = NO_CHILDREN
+            node = stack.pop()
+            if node.stored is not None:
+                tier.drop(node.stored)
+                node.stored = None
+            stack += node.children.values()
+            node.parent, node.children = None, NO_CHILDREN
 
     def _free_states(self, node: Node) -> None:
         for component, state in zip(self._components, node.states, strict=True):
@@ -384,8 +392,14 @@ class PrefixCache:
         node.states = ()
 
     def flush(self) -> int:
-        """Evict everything that is not locked; returns the tokens given back."""
-        return self.evict(self.evictable)
+        """Evict everything that is not locked and empty the tier of it; returns the tokens given back."""
+        if self._tier is not None:
+            now = self._clock()
+            for node in [node for node in self.nodes() if not node.packed]:
+                parent = node.parent
+                if parent is not None and (parent.packed or isinstance(parent, Root)):
+                    self._take_out(parent, node, now)
+        return self.evict(self.evictable, forget=True)
 
     # --- proving ------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,10 @@ class EvictionPolicy(ABC):
         """
 
     def on_insert(self, node: NodeView) -> None:
-        """Told once when tokens enter the cache as `node` (not for the halves of a split)."""
+        """Told when tokens enter the cache as `node`, or come back to it after an eviction that kept a copy.
+
+        Not told for the halves of a split: the lower keeps its id, the upper is new.
+        """
 
     def on_hit(self, node: NodeView) -> None:
         """Told when a request reuses the whole node."""

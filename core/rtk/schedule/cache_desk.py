@@ -22,7 +22,7 @@ class CacheDesk:
         self._pins = pins
         self._limits = limits
         self._clock = clock
-        self._ordered: dict[str, int] = {}  # tokens by the name of the pin
+        self._ordered: dict[str, Pin] = {}
 
     @property
     def pinned(self) -> int:
@@ -31,8 +31,18 @@ class CacheDesk:
 
     @property
     def spoken_for(self) -> int:
-        """Tokens that are pinned or ordered: no request can count on them."""
-        return self._pins.tokens + sum(self._ordered.values())
+        """Tokens that are pinned or ordered: no request can count on them. O(nodes pinned) for each order."""
+        return self._pins.tokens + sum(map(self._more, self._ordered.values()))
+
+    def _more(self, pin: Pin) -> int:
+        """Tokens that an order takes beyond what is pinned now; the pins it shares with may go before it is there."""
+        tokens = self._whole_pages(pin)
+        match = self._pools.cache.peek(Key(pin.namespace, pin.tokens), limit=tokens)
+        return tokens - self._pins.shared(match)
+
+    def _whole_pages(self, pin: Pin) -> int:
+        length = len(pin.tokens) // TOKEN_BYTES
+        return length - length % self._limits.page_size
 
     def expire(self) -> None:
         """Take off the pins whose time is over. O(pins)."""
@@ -74,34 +84,33 @@ class CacheDesk:
 
         Raises `RequestError`, with the numbers: over budget, or some accepted request could never run beside it.
         """
-        cache, page = self._pools.cache, self._limits.page_size
-        length = len(pin.tokens) // TOKEN_BYTES
-        tokens = length - length % page
-        if not cache.enabled:
+        length, page = len(pin.tokens) // TOKEN_BYTES, self._limits.page_size
+        if not self._pools.cache.enabled:
             raise _refusal("the prefix cache is switched off (cache.disable)", "cache_disabled")
-        if not tokens:
+        if not self._whole_pages(pin):
             raise _refusal(
                 f"its {length} tokens do not fill a page of {page}", "pin_too_short", field="prompt", status=400
             )
         if pin.name in self._pins or pin.name in self._ordered:
             raise _refusal(f"there is a pin {pin.name!r} already; unpin it first", "duplicate_pin", field="name")
-        more = tokens - self._pins.shared(cache.peek(Key(pin.namespace, pin.tokens), limit=tokens))
-        after = self.spoken_for + more
-        if after > self._pins.budget:
+        taken, more = self.spoken_for, self._more(pin)
+        if taken + more > self._pins.budget:
             raise _refusal(
-                f"pin {pin.name!r} takes {more} tokens, {self.spoken_for} are taken, and the budget is "
+                f"pin {pin.name!r} takes {more} tokens, {taken} are taken, and the budget is "
                 f"{self._pins.budget}; unpin something, or raise cache.pins.budget",
                 "pin_over_budget",
             )
-        self._check_room(pin.name, self._limits.pool_tokens - after, accepted)
-        self._ordered[pin.name] = more
+        self._check_room(pin.name, self._limits.pool_tokens - taken - more, accepted)
+        self._ordered[pin.name] = pin
 
     def _check_room(self, name: str, left: int, accepted: Iterable[Request]) -> None:
-        """Refuse what would leave too few tokens for a request that was accepted."""
+        """Refuse what would leave too few tokens for a request that was accepted, those that compute pins included."""
         page = self._limits.page_size
         for request in accepted:
             charge = cold_charge(request.prompt_len, request.max_new_tokens, page)
             needs = max(charge + 1, request.prompt_len + request.max_new_tokens)
+            if request.pin is not None:
+                needs -= self._more(request.pin)  # which is spoken for already, by itself
             if needs > left:
                 raise _refusal(
                     f"pin {name!r} would leave {left} tokens of the pool, and a request that was accepted needs "

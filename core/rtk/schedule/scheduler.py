@@ -185,7 +185,7 @@ class Scheduler:
 
     def _pin(self, pin: Pin) -> None:
         """Compute the prefix as a request that generates nothing; its end answers."""
-        prefill = SamplingParams(max_new_tokens=0)
+        prefill = SamplingParams(max_new_tokens=0, seed=0)  # a seed of its own would move those of later requests
         new = NewRequest(rid=f"pin:{pin.id}", tokens=pin.tokens, params=prefill, namespace=pin.namespace)
         try:
             request = self._request(new, pin)

@@ -1,0 +1,84 @@
+"""Why a prompt hits as much as it does, in numbers."""
+
+import pytest
+
+from rtk.cache import evictions
+from rtk.cache.evictions import Evicted
+from rtk.cache.explain import explain
+from rtk.cache.key import DEFAULT_NAMESPACE, Key, Namespace, pack
+
+
+def told(tree, tokens, namespace=DEFAULT_NAMESPACE):
+    """(ends, cached, matched, position, the prompt's token, the cache's token)."""
+    e = explain(tree.cache, Key(namespace, pack(tokens)))
+    assert (e.prompt_tokens, e.namespace) == (len(tokens), namespace)
+    return e.ends, e.cached_tokens, e.matched_tokens, e.position, e.token, e.cached_token
+
+
+@pytest.mark.parametrize(("page", "cached", "matched"), [(1, 9, 10), (4, 8, 8)])
+def test_a_prompt_that_is_cached_whole(make_tree, page, cached, matched):
+    tree = make_tree(page_size=page)
+    tree.insert(range(20))
+    assert told(tree, range(10)) == ("prompt", cached, matched, None, None, None)
+    assert told(tree, []) == ("prompt", 0, 0, None, None, None)
+
+
+def test_where_the_rendered_history_differs(make_tree):
+    """Case A21: one newline more in the second turn."""
+    newline, history = 10, [*range(100, 130)]
+    tree = make_tree(page_size=4)
+    tree.insert([*history[:18], newline, *history[18:]])
+    assert told(tree, history) == ("differs", 16, 16, 18, history[18], newline)
+
+
+def test_the_most_similar_of_several_continuations_is_named(make_tree):
+    tree = make_tree(page_size=4)
+    for tail in ([1, 2, 3, 4], [1, 2, 5, 5], [9, 9, 9, 9]):
+        tree.insert([0, 0, 0, 0, *tail])
+    assert told(tree, [0, 0, 0, 0, 1, 2, 5, 6, 7]) == ("differs", 4, 4, 7, 6, 5)
+    assert told(tree, [0, 0, 0, 7]) == ("differs", 0, 0, 3, 7, 0)
+
+
+def test_nothing_was_ever_cached_there(make_tree):
+    tree = make_tree()
+    assert told(tree, [1, 2]) == ("new", 0, 0, None, None, None)
+    tree.insert([1, 2])
+    assert told(tree, [1, 2, 3]) == ("new", 2, 2, None, None, None)
+    assert told(tree, [1, 2], Namespace(None, "salt")) == ("new", 0, 0, None, None, None)
+
+
+def test_what_followed_was_evicted(make_tree):
+    now = [5.0]
+    tree = make_tree(page_size=4, clock=lambda: now[0])
+    tree.insert(range(4))
+    tree.insert(range(12))
+    now[0] = 7.5
+    tree.cache.evict(1)
+    tree.insert([*range(4), *[99] * 4])  # goes on otherwise; that the prompt's own page was there says more
+    [parent] = [node for node in tree.cache.nodes() if node.start == 0]
+    assert told(tree, range(12)) == ("evicted", 4, 4, None, None, None)
+    evicted = explain(tree.cache, Key(DEFAULT_NAMESPACE, pack(range(12)))).evicted
+    assert evicted == Evicted(parent.id, pack(range(4, 8)), 8, 4, 7.5, "test")
+    tree.cache.flush()
+    assert told(tree, range(12)) == ("evicted", 0, 0, None, None, None)
+    assert told(tree, range(100, 112)) == ("new", 0, 0, None, None, None)
+    tree.insert(range(12))
+    assert told(tree, range(12)) == ("prompt", 8, 12, None, None, None)
+
+
+def test_old_evictions_are_forgotten(make_tree, monkeypatch):
+    monkeypatch.setattr(evictions, "KEPT", 3)
+    tree = make_tree()
+    for i in range(5):
+        tree.insert([i])
+        tree.cache.evict(1)
+    assert len(tree.cache.log) == 3
+    assert [told(tree, [i])[0] for i in range(5)] == ["new", "new", "evicted", "evicted", "evicted"]
+
+
+def test_explaining_changes_nothing(make_tree):
+    tree = make_tree()
+    tree.insert(range(10))
+    before = [node.view() for node in tree.cache.nodes()], tree.cache._tick, tree.cache._version
+    told(tree, [*range(5), 99])
+    assert ([node.view() for node in tree.cache.nodes()], tree.cache._tick, tree.cache._version) == before
