@@ -9,6 +9,7 @@ from http_harness import InProcess, error_of
 from tiny_tokenizer import byte_level, ids_of
 
 from rtk.config.load import config_from
+from rtk.serve.http.rights import AdminRights
 from rtk.serve.launch import _listen, _server
 
 TOKENIZER = byte_level()
@@ -74,10 +75,10 @@ def test_abort_names_what_it_does_not_know(http):
 
 
 def test_closed_calls_say_why():
-    with InProcess(saying(A), settings={"admin": False}, config={"model": {"cache_dir": "/secret"}}) as http:
+    with InProcess(saying(A), settings={"admin": AdminRights(local=False)}, config={"model": {"cache_dir": "/secret"}}) as http:
         error = error_of(http.post("/flush_cache"), 403)
         assert error["code"] == "admin_closed"
-        assert "loopback" in error["message"]
+        assert "set serve.admin_api_key, or bind it to a loopback address" in error["message"]
         assert not http.fake.received
 
         response = http.get("/server_info")

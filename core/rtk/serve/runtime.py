@@ -36,13 +36,15 @@ class Runtime:
         """Starts the scheduler's thread."""
         self.config = config
         self.computing = computing
+        policies = _policies(config)
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=tokenizer.size,
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
+            reads_priority="priority" in policies.eviction.facts,
         )
-        self._thread = SchedulerThread(_scheduler(config, computing, tokenizer), self._deliver)
+        self._thread = SchedulerThread(_scheduler(config, policies, computing, tokenizer), self._deliver)
         self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
         self._thread.start()
 
@@ -70,17 +72,20 @@ def start(config: Config, fetching: Fetching = quietly) -> Runtime:
     return Runtime(config, computing, tokenizer)
 
 
-def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
+def _policies(config: Config) -> Policies:
     registry = installed()
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
-    policies = Policies(
+    return Policies(
         eviction=eviction.build(config.eviction.options()),
         eviction_name=eviction.plugin.name,
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         match_prefixes="prefix_match" in schedule.plugin.requires,
     )
+
+
+def _scheduler(config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
     return build_scheduler(
         policies,
         computing.executor,
