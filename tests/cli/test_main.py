@@ -18,7 +18,10 @@ from rtk.errors import ModelError
 from rtk_cli import main as cli
 from rtk_cli.options import with_config
 
-COMMANDS = [[], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]]
+COMMANDS = [
+    *([], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]),
+    *(["cache"], ["cache", "pin"]),
+]
 HEAVY = "torch", "transformers", "fastapi"
 
 

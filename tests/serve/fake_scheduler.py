@@ -35,6 +35,8 @@ WAIT_S = 10
 STOP = Finish(reason="stop", matched=2)
 LENGTH = Finish(reason="length")
 
+GREETING = PinState(name="greeting", tokens=3, namespace=Namespace(salt="s"), expires_in_s=None)
+
 
 @dataclass(eq=False)
 class Gate:
@@ -99,6 +101,7 @@ class FakeScheduler:
         self.healthy = True
         self.received = []
         self.explanation = None
+        self.pins = (GREETING,)
         self._changed = threading.Condition()
         self._inbox = queue.SimpleQueue()
         self._running = {}
@@ -177,9 +180,8 @@ class FakeScheduler:
             case GetStats(id=number):
                 yield Stats(id=number, values={"running": self.running})
             case GetCache(id=number):
-                pins = (PinState(name="greeting", tokens=3, namespace=Namespace(salt="s"), expires_in_s=None),)
                 slots = {"free": 40, "evictable": 30, "protected": 20, "held": 10, "pool": 100}
-                yield CacheReport(id=number, **slots, namespaces=2, pinned=3, pin_budget=25, pins=pins)
+                yield CacheReport(id=number, **slots, namespaces=2, pinned=3, pin_budget=25, pins=self.pins)
             case Explain(id=number):
                 yield self._explained(number, message)
             case Pin(id=number):

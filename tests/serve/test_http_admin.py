@@ -75,7 +75,9 @@ def test_abort_names_what_it_does_not_know(http):
 
 
 def test_closed_calls_say_why():
-    with InProcess(saying(A), settings={"admin": AdminRights(local=False)}, config={"model": {"cache_dir": "/secret"}}) as http:
+    with InProcess(
+        saying(A), settings={"admin": AdminRights(local=False)}, config={"model": {"cache_dir": "/secret"}}
+    ) as http:
         error = error_of(http.post("/flush_cache"), 403)
         assert error["code"] == "admin_closed"
         assert "set serve.admin_api_key, or bind it to a loopback address" in error["message"]
