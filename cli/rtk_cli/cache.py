@@ -34,9 +34,9 @@ HERE = "http://127.0.0.1:8000"
 def show(url: Url = HERE, admin_key: AdminKey = None) -> None:
     """Print what the KV pool holds, in tokens."""
     report = _Server(url, admin_key).ask("GET", "/cache")
-    names = ("free", "evictable", "protected", "held", "pool", "namespaces", "pinned", "pin_budget")
-    _print_table(("what", "tokens"), [(name, f"{report[name]:,}") for name in names if name != "namespaces"])
-    typer.echo(f"{report['namespaces']:,} namespaces have something cached")
+    names = ("free", "evictable", "protected", "held", "pool", "pinned", "pin_budget")
+    _print_table(("what", "tokens"), [(name, f"{report[name]:,}") for name in names])
+    typer.echo(f"namespaces with something cached: {report['namespaces']:,}")
 
 
 @app.command()

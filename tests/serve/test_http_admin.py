@@ -96,11 +96,12 @@ def test_closed_calls_say_why():
         assert http.complete(prompt="x").status_code == 200
 
 
-def status_of_flush(http, listener):
-    """What /flush_cache answers when `rtk serve` listens there."""
-    runtime = SimpleNamespace(config=config_from({}), manager=http.manager, close=lambda: None)
+def status_of_flush(http, listener, headers=None, **keys):
+    """What /flush_cache answers when `rtk serve` listens there, with these keys of the section `serve`."""
+    config = config_from({f"serve.{key}": value for key, value in keys.items()})
+    runtime = SimpleNamespace(config=config, manager=http.manager, close=lambda: None)
     http.app = _server(runtime, listener).config.app
-    return http.post("/flush_cache").status_code
+    return http.run(http.request("POST", "/flush_cache", headers=headers)).status_code
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,19 @@ def status_of_flush(http, listener):
 def test_the_address_decides(http, address, status):
     listener = SimpleNamespace(getsockname=lambda: (address, 8000, 0, 0)[: 4 if ":" in address else 2])
     assert status_of_flush(http, listener) == status
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize(("sent", "status"), [("s3cret", 200), ("other", 401), (None, 401)])
+def test_or_the_configured_key(http, caplog, address, sent, status):
+    caplog.set_level("DEBUG")
+    headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
+    listener = SimpleNamespace(getsockname=lambda: (address, 8000))
+    assert status_of_flush(http, listener, headers, admin_api_key="s3cret") == status
+    info = http.run(http.request("GET", "/server_info", headers=headers))
+    if status == 200:
+        assert info.json()["config"]["serve"]["admin_api_key"] == "**********"
+    assert "s3cret" not in info.text + caplog.text
 
 
 @pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("127.0.0.1", 200), ("0.0.0.0", 403)])
