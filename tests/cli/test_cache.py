@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from fake_scheduler import Gate, saying
@@ -173,21 +174,37 @@ def test_no_key(key: str) -> None:
     assert message == "--admin-key: must be printable ASCII characters without spaces, as serve.admin_api_key is"
 
 
-@pytest.mark.parametrize(
-    "answer", [b"HTTP/1.0 404 No\r\n\r\n{}", b"HTTP/1.0 500 No\r\n\r\n<p>", b"HTTP/1.0 200 OK\r\n\r\n"]
-)
-def test_another_kind_of_server(answer: bytes) -> None:
+@contextmanager
+def answering(content: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers one request with `content`: its address, and what it was asked."""
+    asked: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        answering = threading.Thread(target=_answer_once, args=(listener, answer))
-        answering.start()
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                asked.append(connection.recv(4096))
+                connection.sendall(content)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("head", [b"404 No\r\n\r\n{}", b"500 No\r\n\r\n<p>", b"200 OK\r\n\r\n"], ids=ascii)
+def test_another_kind_of_server(head: bytes) -> None:
+    with answering(b"HTTP/1.0 " + head) as (url, _):
         message = failure("show", "--url", url)
-        answering.join(10)
-    status = answer[9:12].decode()
+    status = head[:3].decode()
     assert message == f"{url} answers {status} in a form that rtk does not know; name another server with --url"
 
 
-def _answer_once(listener: socket.socket, answer: bytes) -> None:
-    with listener.accept()[0] as connection:
-        connection.recv(4096)
-        connection.sendall(answer)
+def test_the_key_goes_to_nobody_else() -> None:
+    with answering(b"HTTP/1.0 404 No\r\n\r\n{}") as (other, asked):
+        moved = f"HTTP/1.0 302 Found\r\nLocation: {other}/\r\n\r\n".encode()
+        with answering(moved) as (url, first):
+            failure("pins", "--url", url, "--admin-key", KEY)
+    assert f"Authorization: Bearer {KEY}".encode() in first[0]
+    assert asked[0].startswith(b"GET / ")
+    assert KEY.encode() not in asked[0]
