@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from rtk.errors import RtkError, printable
+from rtk_cli.cache import app as cache_app
 from rtk_cli.config import app as config_app
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
@@ -46,6 +47,7 @@ app.command()(plugins)
 app.command()(version)
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
+app.add_typer(cache_app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """Gives a command the configuration options: one flag for every key of the tree, and --set for the rest.
 
-This is the one place that reads the environment.
+This is the one place that reads the environment, and that names its variables for options of other kinds.
 """
 
 import functools
@@ -24,6 +24,11 @@ Command = Callable[..., None]
 def every_key(key: Key) -> bool:
     """The choice of a command that has a flag for everything."""
     return True
+
+
+def variable(path: str) -> str:
+    """The environment variable of a key."""
+    return next(key.variable for key in walk(Config) if key.path == path)
 
 
 def with_config(keep: Callable[[Key], bool] = every_key) -> Callable[[Command], Command]:

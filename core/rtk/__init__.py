@@ -10,10 +10,13 @@ from rtk.errors import ConfigError, ModelError, PluginError, RequestError, RtkEr
 
 if TYPE_CHECKING:
     from rtk.engine import Engine, Generation
-    from rtk.schedule.messages import Finish
+    from rtk.schedule.messages import CacheReport, Finish, PinState
+    from rtk.serve.explanation import CacheExplanation
     from rtk.serve.protocol import Chat, Delta
 
 __all__ = [
+    "CacheExplanation",
+    "CacheReport",
     "Chat",
     "ConfigError",
     "Delta",
@@ -21,17 +24,21 @@ __all__ = [
     "Finish",
     "Generation",
     "ModelError",
+    "PinState",
     "PluginError",
     "RequestError",
     "RtkError",
 ]
 
 _LATER = {
+    "CacheExplanation": "rtk.serve.explanation",
+    "CacheReport": "rtk.schedule.messages",
     "Chat": "rtk.serve.protocol",
     "Delta": "rtk.serve.protocol",
     "Engine": "rtk.engine",
     "Finish": "rtk.schedule.messages",
     "Generation": "rtk.engine",
+    "PinState": "rtk.schedule.messages",
 }
 """Where the names are that are imported on first use."""
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from rtk.config.load import config_from
 from rtk.config.models import Config
 from rtk.errors import RequestError
-from rtk.schedule.messages import Finish
+from rtk.schedule.messages import CacheReport, Finish, PinState
+from rtk.serve.explanation import CacheExplanation
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
 from rtk.serve.tokenizer_manager import Chat, Delta, GenerateRequest
 
@@ -70,22 +71,43 @@ class Engine:
         return self._runtime.config
 
     @overload
-    def generate(self, prompts: Prompt, params: Mapping[str, Any] | None = None) -> Generation: ...
+    def generate(
+        self,
+        prompts: Prompt,
+        params: Mapping[str, Any] | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> Generation: ...
     @overload
-    def generate(self, prompts: list[Prompt], params: Mapping[str, Any] | None = None) -> list[Generation]: ...
+    def generate(
+        self,
+        prompts: list[Prompt],
+        params: Mapping[str, Any] | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> list[Generation]: ...
 
     def generate(
-        self, prompts: Prompt | list[Prompt], params: Mapping[str, Any] | None = None
+        self,
+        prompts: Prompt | list[Prompt],
+        params: Mapping[str, Any] | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Generation | list[Generation]:
         """Answer one prompt, or several together; waits for the end.
 
         A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
-        by the fields of `SamplingParams`. Raises `RequestError` where a prompt is refused or fails; the others are
-        aborted.
+        by the fields of `SamplingParams`. Only prompts with the same `cache_salt` share what the cache has of them.
+        `priority` is for eviction policies that read it; with others it has no effect. Raises `RequestError` where a
+        prompt is refused or fails; the others are aborted.
         """
+        keeping = {"cache_salt": cache_salt, "priority": priority}
         if _are_several(prompts):
-            return self._wait(self._collect, [_request(prompt, params) for prompt in prompts])
-        return self._wait(self._collect, [_request(cast("Prompt", prompts), params)])[0]
+            return self._wait(self._collect, [_request(prompt, params, **keeping) for prompt in prompts])
+        return self._wait(self._collect, [_request(cast("Prompt", prompts), params, **keeping)])[0]
 
     async def _collect(self, requests: list[GenerateRequest]) -> list[Generation]:
         if not requests:
@@ -103,14 +125,17 @@ class Engine:
         *,
         rid: str | None = None,
         chat: bool | None = False,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Iterator[Delta]:
-        """Answer one prompt, delta by delta. Closing the iterator aborts the request.
+        """Answer one prompt, delta by delta; see `generate`. Closing the iterator aborts the request.
 
         With `chat`, a text becomes the user's message in the model's chat template; None does so where there is one.
         """
         if isinstance(prompt, str) and (chat or (chat is None and self._manager.tokenizer.has_chat_template)):
             prompt = Chat([{"role": "user", "content": prompt}])
-        stream = self._manager.generate(_request(prompt, params, rid))
+        request = _request(prompt, params, rid=rid, cache_salt=cache_salt, priority=priority)
+        stream = self._manager.generate(request)
         try:
             while (delta := self._wait(_next, stream)) is not None:
                 yield delta
@@ -126,9 +151,35 @@ class Engine:
     async def _abort(self, rid: str) -> bool:
         return self._manager.abort(rid)
 
+    # --- the prefix cache ---------------------------------------------------------------------------------------
+
+    def cache(self) -> CacheReport:
+        """What the KV pool holds, and the pins."""
+        return self._wait(self._manager.cache)
+
+    def explain(self, prompt: Prompt, *, cache_salt: str | None = None) -> CacheExplanation:
+        """Why the prompt would hit the prefix cache as much as it does. Computes nothing."""
+        return self._wait(self._manager.explain, _request(prompt, cache_salt=cache_salt))
+
+    def pin(self, name: str, prompt: Prompt, *, ttl_s: float | None = None, cache_salt: str | None = None) -> PinState:
+        """Keep the prompt in the prefix cache under a name; computes what is missing, and waits for that.
+
+        `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` where it does not fit.
+        """
+        return self._wait(self._manager.pin, name, _request(prompt, cache_salt=cache_salt), _plain(ttl_s))
+
+    def unpin(self, name: str) -> PinState:
+        """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""
+        return self._wait(self._manager.unpin, name)
+
     def flush(self) -> int:
-        """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests run."""
+        """Empty the prefix cache, but for pins; answers the tokens given back.
+
+        Raises `RequestError` while requests run.
+        """
         return self._wait(self._manager.flush)
+
+    # --- the rest -----------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and gauges of now; slots by state add up to `pool`."""
@@ -182,9 +233,9 @@ def _are_several(prompts: Prompt | list[Prompt]) -> TypeGuard[list[Prompt]]:
     )
 
 
-def _request(prompt: Prompt, params: Mapping[str, Any] | None, rid: str | None = None) -> GenerateRequest:
+def _request(prompt: Prompt, params: Mapping[str, Any] | None = None, **more: Any) -> GenerateRequest:
     sampling = {name: _plain(value) for name, value in (params or {}).items()}
-    return GenerateRequest(prompt=_plain(prompt), sampling=sampling, rid=rid)
+    return GenerateRequest(prompt=_plain(prompt), sampling=sampling, **{k: _plain(v) for k, v in more.items()})
 
 
 def _plain(value: Any) -> Any:

@@ -42,6 +42,14 @@ def test_json_is_the_tree() -> None:
     assert tree["cache"]["page_size"] == 1
 
 
+def test_a_secret_is_masked_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTK_SERVE__ADMIN_API_KEY", "s3cret")
+    for args in ((), ("--sources",), ("--json",), ("--json", "--sources")):
+        assert "s3cret" not in run(*args)
+    assert "serve.admin_api_key = **********" in run().splitlines()
+    assert json.loads(run("--json"))["serve"]["admin_api_key"] == "**********"
+
+
 def test_json_with_sources_is_a_list_of_keys() -> None:
     rows = json.loads(run("--json", "--sources", "--device", "cpu"))
     assert rows["model.device"] == {"value": "cpu", "source": "flag --device"}

@@ -18,7 +18,10 @@ from rtk.errors import ModelError
 from rtk_cli import main as cli
 from rtk_cli.options import with_config
 
-COMMANDS = [[], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]]
+COMMANDS = [
+    *([], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]),
+    *(["cache"], ["cache", "pin"]),
+]
 HEAVY = "torch", "transformers", "fastapi"
 
 
@@ -81,7 +84,7 @@ def test_an_expected_failure_is_one_line_and_code_1(failing: typer.Typer) -> Non
 def test_what_a_message_quotes_cannot_pass_for_another() -> None:
     code, out, err = run("config", "show", "--set", "a\nerror: b\udcff=1")
     assert (code, out) == (1, "")
-    assert err == r"error: --set a\nerror: b\udcff=1: unknown key 'a\nerror: b\udcff'; see 'rtk config show'" + "\n"
+    assert err == r"error: --set a\nerror: b\udcff: unknown key 'a\nerror: b\udcff'; see 'rtk config show'" + "\n"
 
 
 def test_a_log_message_is_one_line_and_a_traceback_is_not() -> None:

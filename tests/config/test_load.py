@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 import pydantic
 import pytest
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from rtk.config.keys import Key, walk
 from rtk.config.load import LoadedConfig, config_from, load_config
@@ -69,6 +69,8 @@ def sample(key: Key) -> tuple[str, Any]:
         return get_args(kind)[-1], get_args(kind)[-1]
     if kind is bool:
         return ("false", False) if key.default else ("true", True)
+    if key.path == "serve.admin_api_key":
+        return "s3cret", SecretStr("s3cret")
     return {int: ("77", 77), float: ("0.25", 0.25), Path: ("/some/folder", Path("/some/folder"))}.get(
         kind, ("cpu", "cpu")
     )
@@ -98,7 +100,7 @@ def test_every_key_can_be_set_by_path(key: Key) -> None:
     assert loaded.sources[key.path] == f"--set {key.path}"
 
 
-FREE_TEXT = {"model.path", "model.served_name", "model.cache_dir", "serve.host"}
+FREE_TEXT = {"model.path", "model.served_name", "model.cache_dir", "serve.host", "serve.admin_api_key"}
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.path not in FREE_TEXT], ids=lambda key: key.path)
@@ -196,8 +198,31 @@ def test_variables_of_others_are_left_alone(variable: str) -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_name(item: str, message: str) -> None:
-    assert refusal({}, {}, item).startswith(f"--set {item}: ")
+    assert refusal({}, {}, item).startswith(f"--set {item.partition('=')[0]}: ")  # the value might be secret
     assert message in refusal({}, {}, item)
+
+
+@pytest.mark.parametrize("key", ["", "two words", "trailing\n", "schlüssel"])
+def test_a_secret_is_shown_nowhere(key: str) -> None:
+    path, reason = "serve.admin_api_key", "must be printable ASCII characters without spaces, which a header can carry"
+    if key:
+        shown = f"{path} = '**********' (variable RTK_SERVE__ADMIN_API_KEY): {reason}"
+        assert refusal({}, {"RTK_SERVE__ADMIN_API_KEY": key}) == shown
+    message = refusal({"--admin-api-key": key}, {}, f"{path}={key}", f"serve.admin_api_kee={key}", "cache.page_size=0")
+    assert f"{path} = '**********' (--set {path}): must be" in message
+    with pytest.raises(ConfigError) as caught:
+        config_from({path: key or 7})
+    assert not key or key not in message + str(caught.value)
+
+
+def test_nor_is_one_that_works() -> None:
+    loaded = load({}, {"RTK_SERVE__ADMIN_API_KEY": "s3cret"})
+    config = loaded.config
+    assert config.serve.admin_api_key is not None
+    assert config.serve.admin_api_key.get_secret_value() == "s3cret"
+    for text in (repr(loaded), config.model_dump_json(), str(config.model_dump(mode="json", by_alias=True))):
+        assert "s3cret" not in text
+        assert "**********" in text
 
 
 def test_an_unknown_flag_is_refused_with_the_nearest_name() -> None:
@@ -217,7 +242,7 @@ def test_every_problem_is_listed_in_one_line() -> None:
         "serve.port = '70000' (variable RTK_SERVE__PORT): must be an integer from 0 to 65535",
         "unknown variable RTK_FOO",
         "model.dtype = 'int3' (--set model.dtype): must be one of auto, float32, bfloat16, float16",
-        "--set nonsense.key=1: unknown key 'nonsense.key'",
+        "--set nonsense.key: unknown key 'nonsense.key'",
     ):
         assert part in message
 

@@ -8,12 +8,34 @@ import queue
 import threading
 from dataclasses import dataclass, field
 
-from rtk.cache.key import unpack
-from rtk.schedule.messages import Abort, Finish, Flush, Flushed, GetStats, NewRequest, Output, Refused, Stats, Verdict
+from rtk.cache.explain import Elsewhere, Explanation, Search
+from rtk.cache.key import Namespace, unpack
+from rtk.schedule.messages import (
+    Abort,
+    CacheReport,
+    Explain,
+    Explained,
+    Finish,
+    Flush,
+    Flushed,
+    GetCache,
+    GetStats,
+    NewRequest,
+    Output,
+    Pin,
+    Pinned,
+    PinState,
+    Refused,
+    Stats,
+    Unpin,
+    Verdict,
+)
 
 WAIT_S = 10
 STOP = Finish(reason="stop", matched=2)
 LENGTH = Finish(reason="length")
+
+GREETING = PinState(name="greeting", tokens=3, namespace=Namespace(salt="s"), expires_in_s=None)
 
 
 @dataclass(eq=False)
@@ -78,6 +100,8 @@ class FakeScheduler:
         self.deliver = None
         self.healthy = True
         self.received = []
+        self.explanation = None
+        self.pins = (GREETING,)
         self._changed = threading.Condition()
         self._inbox = queue.SimpleQueue()
         self._running = {}
@@ -155,8 +179,36 @@ class FakeScheduler:
                 )
             case GetStats(id=number):
                 yield Stats(id=number, values={"running": self.running})
+            case GetCache(id=number):
+                slots = {"free": 40, "evictable": 30, "protected": 20, "held": 10, "pool": 100}
+                yield CacheReport(id=number, **slots, namespaces=2, pinned=3, pin_budget=25, pins=self.pins)
+            case Explain(id=number):
+                yield self._explained(number, message)
+            case Pin(id=number):
+                tokens = len(message.tokens) // 4
+                pin = PinState(
+                    name=message.name, tokens=tokens, namespace=message.namespace, expires_in_s=message.ttl_s
+                )
+                yield Pinned(id=number, pin=pin)
+            case Unpin(id=number):
+                yield Pinned(
+                    id=number, pin=PinState(name=message.name, tokens=3, namespace=Namespace(), expires_in_s=1.5)
+                )
             case Gate():
                 message.opened = True
+
+    def _explained(self, number, question):
+        """Nothing of any prompt is cached, but for two tokens elsewhere; tests may put another explanation in."""
+        explanation = self.explanation or Explanation(
+            namespace=question.namespace,
+            prompt_tokens=len(question.tokens) // 4,
+            cached_tokens=0,
+            matched_tokens=0,
+            ends="new",
+        )
+        search = Search((Elsewhere(Namespace(salt="other"), 2),), 5) if question.elsewhere else None
+        ago = None if explanation.evicted is None else 2.5
+        return Explained(id=number, explanation=explanation, evicted_ago_s=ago, elsewhere=search)
 
     def _answers(self, new):
         """The script's steps as messages."""

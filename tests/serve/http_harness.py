@@ -61,12 +61,12 @@ class InProcess:
     def run(self, coroutine):
         return self._runner.run(coroutine)
 
-    async def request(self, method, path, body=None, content=None):
+    async def request(self, method, path, body=None, content=None, headers=None):
         transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             if body is not None:
                 content = json.dumps(body)  # surrogates and NaN go out as they are
-            return await client.request(method, path, content=content)
+            return await client.request(method, path, content=content, headers=headers)
 
     def post(self, path, body=None, content=None):
         return self.run(self.request("POST", path, body, content))

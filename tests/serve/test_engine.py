@@ -17,6 +17,7 @@ from rtk.schedule.budget import Limits
 from rtk.serve.computing import Computing
 from rtk.serve.protocol import Chat
 from rtk.serve.runtime import Runtime
+from rtk_eviction.lru import Lru
 
 TOKENIZER = byte_level()
 FIRST_BYTE = ids_of(TOKENIZER, b"\x00")[0]
@@ -233,6 +234,83 @@ def test_flush_gives_the_cache_back(engine):
     assert one.generate("abcdef", {"max_new_tokens": 1}).cached_tokens == 5
     assert one.flush() == 6
     assert one.generate("abcdef", {"max_new_tokens": 1}).cached_tokens == 0
+
+
+# --- the prefix cache ---------------------------------------------------------------------------------------------
+
+
+def test_salts_do_not_share(engine):
+    one = engine()
+    for salt, hit in ((None, 0), ("s", 0), ("t", 0), ("s", 5), (None, 5)):
+        assert one.generate("abcdef", {"max_new_tokens": 1}, cache_salt=salt).cached_tokens == hit
+        [delta] = one.stream("abcdef", {"max_new_tokens": 1}, cache_salt=salt)
+        assert delta.cached_tokens == 5
+    answers = one.generate(["abcdef", "abcdef"], {"max_new_tokens": 1}, cache_salt="s")
+    assert [answer.cached_tokens for answer in answers] == [5, 5]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_priority_is_taken_whatever_the_policy_reads(engine, monkeypatch, reads):
+    if reads:
+        monkeypatch.setattr(Lru, "facts", Lru.facts | {"priority"})
+    one = engine()
+    assert one._manager.facts.reads_priority is reads
+    assert one.generate("y", priority=np.int64(3)).text == "z"
+    for wrong in ("high", 2.5, 10**30, None):
+        with pytest.raises(RequestError, match=r"priority = .*: must be an integer from -2147483647 to 2147483647"):
+            one.generate("y", priority=wrong)
+        with pytest.raises(RequestError, match="priority = "):
+            list(one.stream("y", priority=wrong))
+
+
+def test_an_explanation(engine):
+    one = engine()
+    first = one.explain("abcdef")
+    assert (first.ends, first.cached_tokens, first.prompt_tokens) == ("new", 0, 6)
+    one.generate("abcdef", {"max_new_tokens": 1})
+    found = one.explain("abcxyz")
+    assert (found.ends, found.cached_tokens, found.matched_tokens, found.namespace.salt) == ("differs", 3, 3, None)
+    assert (found.differs.position, found.differs.prompt.text, found.differs.cached.text) == (3, "x", "d")
+    x, d = ids_of(TOKENIZER, "x", "d")
+    assert found.reason == (
+        f"3 of 6 tokens would be reused: at position 3 the prompt has token {x} ('x'), and the most similar of what is "
+        f"cached has {d} ('d')."
+    )
+    salted = one.explain(np.array(ids_of(TOKENIZER, *"abcdef")), cache_salt="s")
+    assert (salted.ends, salted.namespace.salt) == ("new", "s")
+    with pytest.raises(RequestError, match="prompt is empty"):
+        one.explain("")
+
+
+def test_pins_and_the_report(engine):
+    one = engine()
+    pin = one.pin("p", Chat([{"role": "user", "content": "hi"}]), cache_salt="s", ttl_s=np.float64(60))
+    assert (pin.name, pin.namespace.salt) == ("p", "s")
+    assert 59 < pin.expires_in_s <= 60
+    tokens = pin.tokens
+    report = one.cache()
+    assert (report.protected, report.pinned, report.pin_budget, report.pool) == (tokens, tokens, 128, 512)
+    assert report.free + report.evictable + report.protected + report.held == 512
+    assert [kept.name for kept in report.pins] == ["p"]
+    assert one.flush() == 0
+    with pytest.raises(RequestError, match="there is a pin 'p' already") as refused:
+        one.pin("p", "abc")
+    assert (refused.value.status, refused.value.code) == (409, "duplicate_pin")
+    assert one.unpin("p").tokens == tokens
+    assert one.cache().pins == ()
+    assert one.flush() == tokens
+    with pytest.raises(RequestError, match="there is no pin 'p'; pins: none"):
+        one.unpin("p")
+
+
+def test_the_configured_budget_holds(engine):
+    one = engine(**{"cache.pins.budget": 3})
+    with pytest.raises(RequestError, match="takes 4 tokens, 0 are taken, and the budget is 3"):
+        one.pin("p", "abcd")
+    assert one.pin("p", "abc").expires_in_s is None
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
 
 
 def test_closing_ends_who_still_waits(engine):

@@ -9,6 +9,7 @@ from http_harness import InProcess, error_of
 from tiny_tokenizer import byte_level, ids_of
 
 from rtk.config.load import config_from
+from rtk.serve.http.rights import AdminRights
 from rtk.serve.launch import _listen, _server
 
 TOKENIZER = byte_level()
@@ -80,10 +81,12 @@ def test_abort_names_what_it_does_not_know(http):
 
 
 def test_closed_calls_say_why():
-    with InProcess(saying(A), settings={"admin": False}, config={"model": {"cache_dir": "/secret"}}) as http:
+    with InProcess(
+        saying(A), settings={"admin": AdminRights(local=False)}, config={"model": {"cache_dir": "/secret"}}
+    ) as http:
         error = error_of(http.post("/flush_cache"), 403)
         assert error["code"] == "admin_closed"
-        assert "loopback" in error["message"]
+        assert "set serve.admin_api_key, or bind it to a loopback address" in error["message"]
         assert not http.fake.received
 
         response = http.get("/server_info")
@@ -99,11 +102,12 @@ def test_closed_calls_say_why():
         assert http.complete(prompt="x").status_code == 200
 
 
-def status_of_flush(http, listener):
-    """What /flush_cache answers when `rtk serve` listens there."""
-    runtime = SimpleNamespace(config=config_from({}), manager=http.manager, close=lambda: None)
+def status_of_flush(http, listener, headers=None, **keys):
+    """What /flush_cache answers when `rtk serve` listens there, with these keys of the section `serve`."""
+    config = config_from({f"serve.{key}": value for key, value in keys.items()})
+    runtime = SimpleNamespace(config=config, manager=http.manager, close=lambda: None)
     http.app = _server(runtime, listener).config.app
-    return http.post("/flush_cache").status_code
+    return http.run(http.request("POST", "/flush_cache", headers=headers)).status_code
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,19 @@ def status_of_flush(http, listener):
 def test_the_address_decides(http, address, status):
     listener = SimpleNamespace(getsockname=lambda: (address, 8000, 0, 0)[: 4 if ":" in address else 2])
     assert status_of_flush(http, listener) == status
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize(("sent", "status"), [("s3cret", 200), ("other", 401), (None, 401)])
+def test_or_the_configured_key(http, caplog, address, sent, status):
+    caplog.set_level("DEBUG")
+    headers = {} if sent is None else {"Authorization": f"Bearer {sent}"}
+    listener = SimpleNamespace(getsockname=lambda: (address, 8000))
+    assert status_of_flush(http, listener, headers, admin_api_key="s3cret") == status
+    info = http.run(http.request("GET", "/server_info", headers=headers))
+    if status == 200:
+        assert info.json()["config"]["serve"]["admin_api_key"] == "**********"
+    assert "s3cret" not in info.text + caplog.text
 
 
 @pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("127.0.0.1", 200), ("0.0.0.0", 403)])

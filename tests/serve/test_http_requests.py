@@ -125,8 +125,8 @@ ASKS = {
     "top_logprobs": 3, "prompt_logprobs": 0, "echo": True, "suffix": "x", "tools": [{}], "tool_choice": "required",
     "functions": [{}], "function_call": {"name": "f"}, "response_format": {"type": "json_object"}, "guided_json": {},
     "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x", "structured_outputs": {}, "json_schema": "{}",
-    "regex": "a", "ebnf": "x", "structural_tag": {}, "lora": "a", "lora_path": "a", "adapter": "a", "priority": 1,
-    "routing_key": "a", "extra_key": "a", "cache_salt": "a", "deadline_ms": 5, "input_embeds": [[0.5]],
+    "regex": "a", "ebnf": "x", "structural_tag": {}, "lora": "a", "lora_path": "a", "adapter": "a",
+    "routing_key": "a", "extra_key": "a", "deadline_ms": 5, "input_embeds": [[0.5]],
     "use_beam_search": True, "modalities": ["text", "audio"], "audio": {}, "logprob_start_len": 0,
     "skip_special_tokens": False, "chat_template": "x", "reasoning_effort": "low", "add_generation_prompt": False,
 }  # fmt: skip
@@ -135,7 +135,7 @@ ASKS_NOTHING = {
     "min_p": 0, "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
     "bad_words": [], "token_ids_logprob": [], "n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0,
     "echo": False, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none",
-    "response_format": {"type": "text"}, "priority": 0, "use_beam_search": False, "modalities": ["text"],
+    "response_format": {"type": "text"}, "use_beam_search": False, "modalities": ["text"],
     "skip_special_tokens": True, "add_generation_prompt": True, "logprob_start_len": -1,
 }  # fmt: skip
 

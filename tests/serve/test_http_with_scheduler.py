@@ -1,69 +1,12 @@
 """The same server over the real scheduler and a scripted model: both sides mean the same by their messages."""
 
 import asyncio
-import threading
 
-import httpx
 import pytest
-from http_harness import MODEL, error_of, events
-from tiny_tokenizer import IM_END, byte_level, ids_of
-
-from rtk.plugin.testing.harness import Harness
-from rtk.serve.http.app import create_app
-from rtk.serve.protocol import ModelFacts
-from rtk.serve.scheduler_thread import SchedulerThread
-from rtk.serve.tokenizer_manager import TokenizerManager
+from http_harness import error_of, events
+from real_server import PROMPT, Real, run
 
 X15 = (b"\xc3", b"\xa9\xe6", b"\xbc\xa2", b"\xf0\x9f", b"\xa7", b"\x8a")
-PROMPT = 4
-
-
-class Real:
-    """A server whose model says `pieces` after any prompt of `PROMPT` tokens, over and over."""
-
-    def __init__(self, *pieces, end=True):
-        self.tokenizer = byte_level(*(p.encode() if isinstance(p, str) else p for p in pieces))
-        self.ids = ids_of(self.tokenizer, *pieces) + [IM_END] * end
-        self.entered, self.go = threading.Event(), threading.Event()
-        self.go.set()
-        harness = Harness(
-            script=self._next,
-            context_length=128,
-            end_tokens=frozenset({IM_END}),
-            match_stop=self.tokenizer.match_stop,
-        )
-        self._thread = SchedulerThread(harness.scheduler, lambda messages: self.manager.deliver(messages))
-        facts = ModelFacts(served_name=MODEL, vocab_size=self.tokenizer.size, context_length=128)
-        healthy = lambda: self._thread.healthy  # noqa: E731
-        self.manager = TokenizerManager(self.tokenizer, self._thread.send, facts, healthy=healthy)
-        self.app = create_app(self.manager)
-
-    def _next(self, history):
-        self.entered.set()
-        assert self.go.wait(10)
-        return self.ids[(len(history) - PROMPT) % len(self.ids)]
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc):
-        self.go.set()
-        self._thread.stop()
-        assert self._thread.failure is None
-
-    async def post(self, path, **body):
-        prompt = {"text": "abcd"} if path == "/generate" else {"prompt": "abcd", "temperature": 0}
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
-            return await client.post(path, json={**prompt, **body}, timeout=20)
-
-    async def stats(self):
-        return await self.manager.stats()
-
-
-def run(server, test):
-    with server:
-        return asyncio.run(asyncio.wait_for(test(server), 20))
 
 
 async def both_ways(server, **body):

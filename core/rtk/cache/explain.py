@@ -1,8 +1,9 @@
 """Why a prompt hits as much as it does, and not more. Reads the tree and changes nothing."""
 
+import heapq
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rtk.cache.evictions import Evicted
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
@@ -11,6 +12,12 @@ from rtk.cache.tree import PrefixCache
 
 LOOKED_AT = 1000
 """Continuations that are compared to find the most similar one, the latest first."""
+
+SEARCHED = 1000
+"""Namespaces that are looked at to find a prompt elsewhere, the latest to come first."""
+
+NAMED = 16
+"""Namespaces that are named then, those with most of the prompt first."""
 
 Ends = Literal["prompt", "differs", "stored", "evicted", "new"]
 
@@ -37,6 +44,22 @@ class Explanation:
     """The cache's token there."""
     evicted: Evicted | None = None
     """Set with `evicted`."""
+
+
+class Elsewhere(NamedTuple):
+    """Another namespace in which more of a prompt is cached."""
+
+    namespace: Namespace
+    cached_tokens: int
+
+
+class Search(NamedTuple):
+    """What a look at other namespaces found."""
+
+    found: tuple[Elsewhere, ...]
+    """At most `NAMED`."""
+    searched: int
+    """Namespaces that were looked at, at most `SEARCHED`."""
 
 
 def explain(cache: PrefixCache, key: Key) -> Explanation:
@@ -75,6 +98,20 @@ def explain(cache: PrefixCache, key: Key) -> Explanation:
         cached_token=cached_token,
         evicted=evicted,
     )
+
+
+def search(cache: PrefixCache, key: Key) -> Search:
+    """Where more of a prompt is cached than in its own namespace. O(SEARCHED * (n + d)); O(SEARCHED) where it is not.
+
+    n is the length of what is cached of it, d the number of nodes that hold that.
+    """
+    limit = key.length - 1
+    own = cache.peek(key, limit).length
+    others = (namespace for namespace in cache.latest_namespaces() if namespace != key.namespace)
+    looked_at = list(itertools.islice(others, SEARCHED))
+    lengths = (Elsewhere(each, cache.peek(key._replace(namespace=each), limit).length) for each in looked_at)
+    more = [each for each in lengths if each.cached_tokens > own]
+    return Search(tuple(heapq.nlargest(NAMED, more, key=lambda each: each.cached_tokens)), len(looked_at))
 
 
 def _most_similar(node: Node, used: int, tokens: bytes, at: int, page: int) -> bytes:

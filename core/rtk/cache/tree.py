@@ -149,6 +149,10 @@ class PrefixCache:
         """Namespaces that something is cached of."""
         return len(self._roots)
 
+    def latest_namespaces(self) -> Iterator[Namespace]:
+        """Namespaces that something is cached of, the latest to come first. The tree must not change meanwhile."""
+        return reversed(self._roots)
+
     # --- taking and giving --------------------------------------------------------------------------------------
 
     def acquire(self, key: Key, match: Match, priority: int = 0) -> Lease:

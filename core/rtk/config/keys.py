@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
@@ -83,6 +83,10 @@ class Key:
             return "valid"
         return _words(schema)
 
+    def shown(self, value: Any) -> str:
+        """What somebody gave, as messages show it."""
+        return repr("**********" if any(_is_secret(kind) for kind in self.types) else value)
+
     def value(self, config: Config) -> Any:
         """The value in `config`."""
         return functools.reduce(getattr, self.attributes, config)
@@ -97,6 +101,10 @@ class Key:
         if any(_is_collection(kind) for kind in self.types):
             return json.loads(text)
         return text
+
+
+def _is_secret(kind: Any) -> bool:
+    return SecretStr in (kind, *get_args(kind))
 
 
 def _is_collection(kind: Any) -> bool:

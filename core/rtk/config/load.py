@@ -89,9 +89,9 @@ class Layer:
         try:
             value = key.parse(text)
         except ValueError:
-            self.problems.append(f"{key.path} = {text!r} ({source}): must be {key.allowed}")
+            self.problems.append(f"{key.path} = {key.shown(text)} ({source}): must be {key.allowed}")
         else:
-            self.add(key, Given(value, repr(text), source))
+            self.add(key, Given(value, key.shown(text), source))
 
     def named(self, path: str, source: str) -> Key | None:
         """The key that goes by `path`; None, and a problem, where there is none."""
@@ -137,7 +137,7 @@ class CommandLine:
             path, equals, text = item.partition("=")
             if not equals:
                 layer.problems.append(f"--set {item}: has no value; write --set key=value")
-            elif key := layer.named(path, f"--set {item}"):
+            elif key := layer.named(path, f"--set {path}"):
                 layer.add_text(key, text, f"--set {key.path}")
 
 
@@ -179,7 +179,7 @@ class Values:
             if isinstance(value, Mapping) and spelling(path) in layer.keys.sections:
                 self._read(layer, value, f"{path}.")
             elif key := layer.named(path, "configuration"):
-                layer.add(key, Given(value, repr(value), f"argument {key.path}"))
+                layer.add(key, Given(value, key.shown(value), f"argument {key.path}"))
 
 
 def resolve(registry: Registry, sources: Sequence[Source]) -> LoadedConfig:

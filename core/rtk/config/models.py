@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from rtk.errors import ConfigError
 from rtk.model.catalogue import DEFAULT_MODEL
@@ -35,6 +35,12 @@ def _device(name: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", name):
         raise ValueError("must be auto, or a torch device such as cpu, cuda or cuda:1")
     return name
+
+
+def _api_key(key: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+        raise ValueError("must be printable ASCII characters without spaces, which a header can carry")
+    return key
 
 
 def _cache_dir() -> Path:
@@ -191,6 +197,10 @@ class ServeConfig(Section):
     max_batch: int = Field(default=128, ge=1, description="prompts in one request")
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
+    )
+    admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(
+        default=None,
+        description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from rtk.cache.explain import explain
+from rtk.cache.explain import explain, search
 from rtk.cache.key import TOKEN_BYTES, Key
 from rtk.cache.lease import Lease
 from rtk.cache.pins import Pin as PinnedPrefix
@@ -12,6 +12,8 @@ from rtk.errors import RequestError
 from rtk.schedule.budget import Limits, cold_charge
 from rtk.schedule.messages import CacheReport, Explain, Explained, Pin, Pinned, PinState, Refused
 from rtk.schedule.request import Request
+
+_DISABLED = "the prefix cache is switched off (cache.disable)"
 
 
 class CacheDesk:
@@ -66,12 +68,19 @@ class CacheDesk:
             pins=tuple(map(self._state, self._pins)),
         )
 
-    def explain(self, question: Explain) -> Explained:
+    def explain(self, question: Explain) -> Explained | Refused:
         """See `rtk.cache.explain`."""
-        explanation = explain(self._pools.cache, Key(question.namespace, question.tokens))
+        cache, key = self._pools.cache, Key(question.namespace, question.tokens)
+        if not cache.enabled:
+            return Refused(id=question.id, problem=_DISABLED, code="cache_disabled")
+        explanation = explain(cache, key)
         evicted = explanation.evicted
-        ago = None if evicted is None else self._clock() - evicted.time_s
-        return Explained(id=question.id, explanation=explanation, evicted_ago_s=ago)
+        return Explained(
+            id=question.id,
+            explanation=explanation,
+            evicted_ago_s=None if evicted is None else self._clock() - evicted.time_s,
+            elsewhere=search(cache, key) if question.elsewhere else None,
+        )
 
     def _state(self, pin: PinnedPrefix) -> PinState:
         left = None if pin.expires_s is None else pin.expires_s - self._clock()
@@ -86,19 +95,19 @@ class CacheDesk:
         """
         length, page = len(pin.tokens) // TOKEN_BYTES, self._limits.page_size
         if not self._pools.cache.enabled:
-            raise _refusal("the prefix cache is switched off (cache.disable)", "cache_disabled")
+            raise _refusal(_DISABLED, code="cache_disabled")
         if not self._whole_pages(pin):
-            raise _refusal(
-                f"its {length} tokens do not fill a page of {page}", "pin_too_short", field="prompt", status=400
-            )
+            problem = f"its {length} tokens do not fill a page of {page}"
+            raise _refusal(problem, code="pin_too_short", field="prompt", status=400)
         if pin.name in self._pins or pin.name in self._ordered:
-            raise _refusal(f"there is a pin {pin.name!r} already; unpin it first", "duplicate_pin", field="name")
+            problem = f"there is a pin {pin.name!r} already; unpin it first"
+            raise _refusal(problem, code="duplicate_pin", field="name")
         taken, more = self.spoken_for, self._more(pin)
         if taken + more > self._pins.budget:
             raise _refusal(
                 f"pin {pin.name!r} takes {more} tokens, {taken} are taken, and the budget is "
                 f"{self._pins.budget}; unpin something, or raise cache.pins.budget",
-                "pin_over_budget",
+                code="pin_over_budget",
             )
         self._check_room(pin.name, self._limits.pool_tokens - taken - more, accepted)
         self._ordered[pin.name] = pin
@@ -115,7 +124,7 @@ class CacheDesk:
                 raise _refusal(
                     f"pin {name!r} would leave {left} tokens of the pool, and a request that was accepted needs "
                     f"{needs}; try again later",
-                    "pin_no_room",
+                    code="pin_no_room",
                 )
 
     def settle(self, pin: Pin, lease: Lease | None, problem: str) -> Pinned | Refused:
@@ -135,5 +144,5 @@ class CacheDesk:
         return Pinned(id=id, pin=self._state(self._pins.remove(name)))
 
 
-def _refusal(problem: str, code: str, *, field: str | None = None, status: int = 409) -> RequestError:
+def _refusal(problem: str, *, code: str, field: str | None = None, status: int = 409) -> RequestError:
     return RequestError(problem, field=field, code=code, status=status)

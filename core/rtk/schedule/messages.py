@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from rtk.cache.explain import Explanation
+from rtk.cache.explain import Explanation, Search
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
 from rtk.schedule.params import SamplingParams
 
@@ -56,6 +56,8 @@ class Explain(Question, frozen=True, tag=True):
 
     tokens: bytes
     namespace: Namespace = DEFAULT_NAMESPACE
+    elsewhere: bool = False
+    """Look at other namespaces too."""
 
 
 class Pin(Question, frozen=True, tag=True):
@@ -175,6 +177,8 @@ class Explained(Answer, frozen=True, tag=True):
     explanation: Explanation
     evicted_ago_s: float | None = None
     """How long ago the eviction was that ends the match, where one does."""
+    elsewhere: Search | None = None
+    """Set where the question asks for it."""
 
 
 Outbound = Verdict | Output | Refused | Flushed | Stats | Pinned | CacheReport | Explained

@@ -59,15 +59,18 @@ def _listen(config: ServeConfig) -> socket.socket:
 def _server(runtime: Runtime, listener: socket.socket) -> "Server":
     from rtk.serve.http.app import create_app
     from rtk.serve.http.endpoints import HttpSettings
+    from rtk.serve.http.rights import AdminRights
     from rtk.serve.http.server import Server
 
-    config = runtime.config
+    config, key = runtime.config, runtime.config.serve.admin_api_key
     host, port = listener.getsockname()[:2]  # the address that a name stood for
     settings = HttpSettings(
         max_body_bytes=config.serve.max_body_bytes,
         max_batch=config.serve.max_batch,
         strict_fields=config.serve.strict_fields,
-        admin=ipaddress.ip_address(host).is_loopback,
+        admin=AdminRights(
+            key=None if key is None else key.get_secret_value(), local=ipaddress.ip_address(host).is_loopback
+        ),
     )
     app = create_app(
         runtime.manager,

@@ -17,7 +17,7 @@ _NEUTRAL = {"repetition_penalty": 1, "min_p": 0, "typical_p": 1, "no_repeat_ngra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What clients may know of the served model."""
+    """What clients may know of the served model, and of what it is served with."""
 
     served_name: str
     vocab_size: int
@@ -25,6 +25,8 @@ class ModelFacts:
     context_length: int
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     """By field of `SamplingParams`: what a request gets that gives none, see `sampling_defaults`."""
+    reads_priority: bool = False
+    """Whether the priority of requests changes anything: whether a configured policy reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class GenerateRequest:
     cache_salt: str | None = None
     """Cached K/V is shared among requests with the same salt only."""
     priority: int = 0
-    """What the request's cached tokens are worth keeping, for eviction policies that read it."""
+    """What the request's cached tokens are worth keeping, for eviction policies that read it (see `ModelFacts`)."""
     prompt_name: str = "prompt"
     """What the client calls the prompt, for messages."""
     names: Mapping[str, str] = field(default_factory=dict)

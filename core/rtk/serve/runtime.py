@@ -37,13 +37,16 @@ class Runtime:
     ) -> None:
         """Starts the scheduler's thread."""
         self.config = config
+        policies = _policies(config)
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=computing.vocab_size,
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
+            reads_priority="priority" in policies.eviction.facts,
         )
-        self._thread = SchedulerThread(_scheduler(config, computing, tokenizer), self._deliver, after_step)
+        scheduler = _scheduler(config, policies, computing, tokenizer)
+        self._thread = SchedulerThread(scheduler, self._deliver, after_step)
         self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
         self._thread.start()
 
@@ -72,17 +75,20 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
     return runtime
 
 
-def _scheduler(config: Config, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
+def _policies(config: Config) -> Policies:
     registry = installed()
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
-    policies = Policies(
+    return Policies(
         eviction=eviction.build(config.eviction.options()),
         eviction_name=eviction.plugin.name,
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         match_prefixes="prefix_match" in schedule.plugin.requires,
     )
+
+
+def _scheduler(config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
     return build_scheduler(
         policies,
         computing.executor,

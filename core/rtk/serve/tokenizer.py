@@ -82,6 +82,15 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=True)
         return text
 
+    def text_of(self, token_id: int) -> str:
+        """One token as a person reads it: special ones by name, a part of a character as U+FFFD, spaces kept.
+
+        Decoded behind itself, since some decoders take a space off the beginning.
+        """
+        once, twice = (self._backend.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+        text: str = twice[len(once) :]
+        return text
+
     def token_id(self, name: str) -> int | None:
         """Id of a named special token, such as "bos_token"."""
         text = self.named.get(name)

@@ -6,7 +6,6 @@ Lives on one event loop. The scheduler is reached through `send` and answers thr
 import asyncio
 import itertools
 import logging
-import math
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +39,7 @@ from rtk.schedule.messages import (
     Verdict,
 )
 from rtk.schedule.params import SamplingParams, check_text, check_token_ids, sampling_params, shown
+from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, check_defaults, sampling_defaults
 from rtk.serve.text import Detokenizer, TextOutput
 from rtk.serve.tokenizer import Tokenizer
@@ -57,13 +57,15 @@ VERY_LONG_TEXT = 1_000_000
 MESSAGE_COST = 60
 """Characters that could be encoded in the time that a template takes for an empty message."""
 
-MAX_RID = 200
-"""Characters of a request id."""
+MAX_NAME = 200
+"""Characters of a request id, and of a pin's name."""
 
 MAX_SALT = 65_536
 """Characters of a cache salt."""
 
 MAX_PRIORITY = 2**31 - 1
+
+MAX_TTL_S = 2**31 - 1
 
 ANSWER_LIMIT_S = 60.0
 """How long the scheduler may take to answer a question: longer than any step of it."""
@@ -188,8 +190,7 @@ class TokenizerManager:
 
     def _check_free(self, rids: Sequence[str]) -> None:
         for i, rid in enumerate(rids):
-            if not (isinstance(rid, str) and 1 <= len(rid) <= MAX_RID and rid.isprintable()):
-                raise RequestError(f"rid: must be a string of 1 to {MAX_RID} printable characters", field="rid")
+            _check_name(rid, "rid")
             if rid in self._names or rid in rids[:i]:
                 raise RequestError(
                     f"rid = {shown(rid)}: a request with this id is in flight; wait for its end, or choose another",
@@ -313,29 +314,36 @@ class TokenizerManager:
         answer: CacheReport = await self._ask(GetCache)
         return answer
 
-    async def explain(self, request: GenerateRequest) -> Explained:
-        """Why the request's prompt would hit the prefix cache as much as it does. Computes nothing."""
+    async def explain(self, request: GenerateRequest, *, elsewhere: bool = False) -> CacheExplanation:
+        """Why the request's prompt would hit the prefix cache as much as it does. Computes nothing.
+
+        `elsewhere`: look for more of it in other namespaces too. Raises `RequestError` where the cache is switched off.
+        """
         tokens, namespace = await self._tokens(request), _namespace(request)
-        answer: Explained = await self._ask(partial(Explain, tokens=tokens, namespace=namespace))
-        return answer
+        question = partial(Explain, tokens=tokens, namespace=namespace, elsewhere=elsewhere)
+        answer: Explained = await self._ask(question)
+        return explanation(answer, self.tokenizer.text_of)
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
         """Keep the request's prompt in the prefix cache, computing it where it is not there.
 
         `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` for what does not fit.
         """
-        if not (isinstance(name, str) and 1 <= len(name) <= MAX_RID and name.isprintable()):
-            raise RequestError(f"name: must be a string of 1 to {MAX_RID} printable characters", field="name")
-        if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s < math.inf):
-            raise RequestError(f"ttl_s = {shown(ttl_s)}: must be a number of seconds above 0, or null", field="ttl_s")
+        _check_name(name, "name")
+        if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s <= MAX_TTL_S):
+            allowed = f"a number of seconds above 0, up to {MAX_TTL_S}, or null"
+            raise RequestError(f"ttl_s = {shown(ttl_s)}: must be {allowed}", field="ttl_s")
         tokens, namespace = await self._tokens(request), _namespace(request)
-        answer: Pinned = await self._ask(
-            partial(Pin, name=name, tokens=tokens, namespace=namespace, ttl_s=ttl_s), limit_s=None
-        )
+        question = partial(Pin, name=name, tokens=tokens, namespace=namespace, ttl_s=ttl_s)
+        try:
+            answer: Pinned = await self._ask(question, limit_s=None)
+        except RequestError as error:
+            raise _refusal(request, str(error), error.field, error.code, error.status) from None
         return answer.pin
 
     async def unpin(self, name: str) -> PinState:
         """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""
+        _check_name(name, "name")
         answer: Pinned = await self._ask(partial(Unpin, name=name))
         return answer.pin
 
@@ -419,11 +427,8 @@ class TokenizerManager:
         entry = self._entries.get(verdict.rid)
         if entry is None:
             return
-        names = {"prompt": entry.request.prompt_name, **entry.request.names}
-        field = None if verdict.field is None else names.get(verdict.field, verdict.field)
-        length = "max_new_tokens"  # the one parameter that the scheduler's messages name
-        problem = verdict.problem.replace(length, names.get(length, length))
-        self._fail(entry, RequestError(problem, field=field, code=verdict.code, status=verdict.status))
+        error = _refusal(entry.request, verdict.problem, verdict.field, verdict.code, verdict.status)
+        self._fail(entry, error)
 
     def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
         entry.completion_tokens += len(output.tokens)
@@ -437,6 +442,19 @@ class TokenizerManager:
             completion_tokens=entry.completion_tokens,
             finish=output.finish,
         )
+
+
+def _refusal(request: GenerateRequest, problem: str, field: str | None, code: str, status: int) -> RequestError:
+    """What the scheduler refuses, in the client's words."""
+    names = {"prompt": request.prompt_name, **request.names}
+    length = "max_new_tokens"  # the one parameter that the scheduler's messages name
+    problem = problem.replace(length, names.get(length, length))
+    return RequestError(problem, field=None if field is None else names.get(field, field), code=code, status=status)
+
+
+def _check_name(name: Any, field: str) -> None:
+    if not (isinstance(name, str) and 1 <= len(name) <= MAX_NAME and name.isprintable()):
+        raise RequestError(f"{field}: must be a string of 1 to {MAX_NAME} printable characters", field=field)
 
 
 def _namespace(request: GenerateRequest) -> Namespace:

@@ -1,4 +1,4 @@
-"""Running the server: /health, /server_info, /abort, /flush_cache."""
+"""Running the server: /health, /server_info, /abort."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ class Admin(Endpoints):
 
     async def server_info(self, request: Request) -> Response:
         """GET /server_info: the model, the engine's counters and gauges, version and configuration."""
-        facts = self.manager.facts
+        facts, refusal = self.manager.facts, self.settings.admin.refusal(request)
         model = {
             "served_name": facts.served_name,
             "vocab_size": facts.vocab_size,
@@ -43,7 +43,7 @@ class Admin(Endpoints):
         return json_response(
             {
                 "version": self._version,
-                "config": self._config if self.settings.admin else error_body(_closed()),
+                "config": error_body(refusal) if refusal else self._config,
                 "model": model,
                 "in_flight": self.manager.in_flight,
                 "stats": await self.manager.stats(),
@@ -58,18 +58,3 @@ class Admin(Endpoints):
             raise RequestError("rid is missing: name the request to abort", field="rid")
         check_text(rid, field="rid")
         return json_response({"rid": rid, "aborted": self.manager.abort(rid)}, headers=ignored.headers)
-
-    async def flush_cache(self, request: Request) -> Response:
-        """POST /flush_cache: empty the prefix cache. 409 while requests run."""
-        if not self.settings.admin:
-            raise _closed()
-        return json_response({"freed_tokens": await self.manager.flush()})
-
-
-def _closed() -> RequestError:
-    return RequestError(
-        "closed: the server listens on an address that others may reach, and has no API keys yet to tell who asks; "
-        "bind it to a loopback address such as 127.0.0.1 (serve.host)",
-        code="admin_closed",
-        status=403,
-    )

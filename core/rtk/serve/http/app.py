@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from rtk.serve.http.admin import Admin
+from rtk.serve.http.cache import Cache
 from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import answering_errors, route_error
 from rtk.serve.http.native import Native
@@ -26,7 +27,7 @@ def create_app(
 ) -> FastAPI:
     """The application that serves `manager`. `version` and `config` are for /server_info."""
     settings = settings or HttpSettings()
-    openai, native = OpenAI(manager, settings), Native(manager, settings)
+    openai, native, cache = OpenAI(manager, settings), Native(manager, settings), Cache(manager, settings)
     admin = Admin(manager, settings, version, config)
     app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, route_error)
@@ -39,7 +40,11 @@ def create_app(
         ("GET", "/health", admin.health),
         ("GET", "/server_info", admin.server_info),
         ("POST", "/abort", admin.abort),
-        ("POST", "/flush_cache", admin.flush_cache),
+        ("POST", "/flush_cache", cache.flush),
+        ("GET", "/cache", cache.report),
+        ("POST", "/cache/explain", cache.explain),
+        ("POST", "/cache/pin", cache.pin),
+        ("POST", "/cache/unpin", cache.unpin),
     ):
         app.add_route(path, answering_errors(handler), methods=[method])
     return app

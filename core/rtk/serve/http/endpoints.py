@@ -1,7 +1,7 @@
 """What every group of endpoints has: the manager, the settings, and how to read a body."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from rtk.errors import RequestError
 from rtk.serve.http.body import must_be, read_object
 from rtk.serve.http.fields import Ignored, Scope, read_fields
+from rtk.serve.http.rights import AdminRights
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 MIB = 1024 * 1024
@@ -23,8 +24,8 @@ class HttpSettings:
     """Prompts in one request."""
     strict_fields: bool = False
     """Refuse fields that rtk does not know, instead of naming them in the answer."""
-    admin: bool = True
-    """Whether whoever reaches the server may run it: empty the cache, see the configuration."""
+    admin: AdminRights = field(default_factory=AdminRights)
+    """Who may run the server: empty the cache, pin, see the configuration."""
 
 
 class Endpoints:
@@ -39,6 +40,13 @@ class Endpoints:
         body = await read_object(request, self.settings.max_body_bytes)
         ignored = Ignored(strict=self.settings.strict_fields)
         return read_fields(body, scope, ignored), ignored
+
+    def keeping(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
+        """What a body says of its prompts' place in the cache, as fields of `GenerateRequest`, not validated yet."""
+        given = {name: values[name] for name in ("cache_salt", "priority") if name in values}
+        if given.get("priority", 0) != 0 and not self.manager.facts.reads_priority:
+            ignored.note("priority")
+        return given
 
     def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:
         """Each prompt of a batch by what the client calls it.

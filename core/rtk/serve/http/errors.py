@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
 """What a 503 tells the client to wait at least."""
 
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER_S)}}
+"""By status."""
+
 _CLIENT_GONE = 499  # nobody reads it; the number that proxies log
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -31,8 +34,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 def error_response(error: RequestError) -> Response:
     """The whole answer for an error that comes before the status line."""
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if error.status == 503 else None
-    return json_response(error_body(error), status=error.status, headers=headers)
+    return json_response(error_body(error), status=error.status, headers=_HEADERS.get(error.status))
 
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

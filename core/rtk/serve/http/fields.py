@@ -26,10 +26,16 @@ class Scope(enum.Flag):
     SAMPLING = enum.auto()
     """Inside `sampling_params` of `/generate`."""
     ABORT = enum.auto()
+    EXPLAIN = enum.auto()
+    PIN = enum.auto()
+    UNPIN = enum.auto()
 
 
 OPENAI = Scope.COMPLETIONS | Scope.CHAT
-GENERATING = OPENAI | Scope.GENERATE | Scope.SAMPLING
+GENERATING = OPENAI | Scope.GENERATE
+KEEPING = Scope.EXPLAIN | Scope.PIN
+PROMPTED = GENERATING | Scope.SAMPLING | KEEPING
+"""Wherever a prompt goes: what generating refuses is refused with the same prompt elsewhere."""
 
 
 class Kind(enum.Enum):
@@ -58,11 +64,11 @@ def _read(scope: Scope, *names: str) -> Iterable[Field]:
 
 
 def _later(*names: str, neutral: tuple[Any, ...] = ()) -> Iterable[Field]:
-    return (Field(name, GENERATING, Kind.LATER, neutral) for name in names)
+    return (Field(name, PROMPTED, Kind.LATER, neutral) for name in names)
 
 
 def _ignored(*names: str) -> Iterable[Field]:
-    return (Field(name, GENERATING, Kind.IGNORED) for name in names)
+    return (Field(name, PROMPTED, Kind.IGNORED) for name in names)
 
 
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids")
@@ -72,13 +78,18 @@ _TEXT_ONLY: dict[str, Any] = {"type": "text"}
 
 FIELDS: tuple[Field, ...] = (
     *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
-    *_read(OPENAI | Scope.GENERATE, "stream"),
-    *_read(OPENAI | Scope.GENERATE | Scope.ABORT, "rid"),
+    *_read(GENERATING, "stream", "priority"),
+    *_read(GENERATING | KEEPING, "cache_salt"),
+    *_read(GENERATING | Scope.ABORT, "rid"),
     *_read(OPENAI | Scope.SAMPLING, *SAMPLING_NAMES),
     *_read(Scope.COMPLETIONS, "prompt"),
-    *_read(Scope.CHAT, "messages", "chat_template_kwargs"),
-    *_read(Scope.GENERATE, "text", "input_ids", "sampling_params", "return_ids"),
+    *_read(Scope.CHAT | KEEPING, "messages", "chat_template_kwargs"),
+    *_read(Scope.GENERATE | KEEPING, "text", "input_ids"),
+    *_read(Scope.GENERATE, "sampling_params", "return_ids"),
     *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
+    *_read(Scope.EXPLAIN, "namespaces"),
+    *_read(Scope.PIN | Scope.UNPIN, "name"),
+    *_read(Scope.PIN, "ttl_s"),
     # choices
     *_later("n", "best_of", neutral=(1,)),
     *_later("use_beam_search", "echo", neutral=(False,)),
@@ -109,10 +120,9 @@ FIELDS: tuple[Field, ...] = (
     *_later("add_generation_prompt", neutral=(True,)),
     *_later("chat_template", "documents"),
     *_later("reasoning_effort", "reasoning", "verbosity", "prediction", "web_search_options"),
-    # adapters, queueing, the cache
+    # adapters, queueing
     *_later("lora", "lora_path", "lora_name", "lora_request", "adapter"),
-    *_later("priority", neutral=(0,)),
-    *_later("routing_key", "extra_key", "cache_salt", "deadline_ms", "session_params"),
+    *_later("routing_key", "extra_key", "deadline_ms", "session_params"),
     # other inputs and outputs
     *_later("input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data", "audio"),
     *_later("modalities", neutral=(["text"],)),
