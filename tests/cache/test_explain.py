@@ -39,6 +39,16 @@ def test_the_most_similar_of_several_continuations_is_named(make_tree):
     assert told(tree, [0, 0, 0, 7]) == ("differs", 0, 0, 3, 7, 0)
 
 
+def test_of_equally_similar_continuations_the_latest_is_named_and_only_so_many_are_compared(make_tree, monkeypatch):
+    tree = make_tree(page_size=2)
+    for page in ([1, 2], [1, 3], [8, 8], [9, 9]):
+        tree.insert(page)
+    assert told(tree, [1, 7]) == ("differs", 0, 0, 1, 7, 3)
+    assert told(tree, [7, 7]) == ("differs", 0, 0, 0, 7, 9)
+    monkeypatch.setattr("rtk.cache.explain.LOOKED_AT", 2)
+    assert told(tree, [1, 7]) == ("differs", 0, 0, 0, 1, 9)
+
+
 def test_nothing_was_ever_cached_there(make_tree):
     tree = make_tree()
     assert told(tree, [1, 2]) == ("new", 0, 0, None, None, None)

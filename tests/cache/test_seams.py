@@ -73,11 +73,13 @@ def test_a_state_that_the_tree_has_stays_with_the_caller(make_tree):
 def test_a_state_that_comes_after_a_look_makes_it_old(make_tree):
     recurrent = Recurrent()
     tree = make_tree(components=[recurrent])
+    compute(tree, range(4), recurrent=recurrent.make("4"))
     lease = tree.acquire(range(8))
     tree.fill(lease, range(8))
     before = tree.peek(range(8))
     lease.attach("recurrent", recurrent.make("8"))
-    assert before.length == 0 and before.version != tree.peek(range(8)).version
+    after = tree.peek(range(8))
+    assert (before.length, after.length, before.version != after.version) == (4, 8, True)
     lease.release()
 
 

@@ -54,6 +54,16 @@ def test_what_lies_outside_the_pool_cannot_be_released(pages):
     allocator.check()
 
 
+def test_the_smallest_run_that_surely_suffices_is_cut_and_else_the_largest():
+    allocator = SlotAllocator(40, 1)
+    slots = allocator.alloc(40)
+    allocator.release(np.concatenate([slots[0:16], slots[20:24], slots[30:31]]))
+    assert allocator.alloc(2).tolist() == [21, 22]
+    assert allocator.alloc(1).tolist() == [31]
+    assert allocator.alloc(17).tolist() == [*range(1, 17), 23]
+    assert allocator.free == 1
+
+
 def test_slots_come_as_int32_in_order_whatever_the_runs():
     allocator = SlotAllocator(20, 2)
     slots = allocator.alloc(10)
@@ -157,6 +167,7 @@ class Counted(SlotAllocator):
     def _file(self, first, end):
         self.work += 1
         super()._file(first, end)
+        assert self._entries <= 2 * len(self._end) + 64, "entries that are out of date pile up"
 
     def _latest(self, size_class):
         before = self._entries
