@@ -3,7 +3,7 @@
 import pytest
 
 from rtk.cache import evictions
-from rtk.cache.evictions import Evicted
+from rtk.cache.evictions import Evicted, EvictionLog
 from rtk.cache.explain import explain
 from rtk.cache.key import DEFAULT_NAMESPACE, Key, Namespace, pack
 
@@ -92,3 +92,12 @@ def test_explaining_changes_nothing(make_tree):
     before = [node.view() for node in tree.cache.nodes()], tree.cache._tick, tree.cache._version
     told(tree, [*range(5), 99])
     assert ([node.view() for node in tree.cache.nodes()], tree.cache._tick, tree.cache._version) == before
+
+
+def test_long_salts_do_not_make_the_memory_of_evictions_grow():
+    log = EvictionLog()
+    for i in range(200):
+        log.add(Evicted(Namespace(salt=f"{i}" + "x" * 50_000), b"page", 1, i, 0.0, "lru"))
+    assert 19 <= len(log) <= 21  # 4 MiB of some 200,000 bytes each
+    assert log.find(Namespace(salt="199" + "x" * 50_000), b"page").tick == 199
+    assert log.find(Namespace(salt="0" + "x" * 50_000), b"page") is None

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from rtk.cache.key import Namespace
 
 KEPT = 4096
-"""Evictions that are remembered; the oldest is forgotten first."""
+KEPT_BYTES = 4 * 1024 * 1024
+"""How many evictions are remembered, and how much of pages and salts for that; the oldest is forgotten first."""
 
 
 Place = int | Namespace
@@ -33,15 +34,25 @@ class EvictionLog:
     """The latest evictions, found by where they happened."""
 
     def __init__(self) -> None:
-        self._recent: deque[Evicted] = deque(maxlen=KEPT)
+        self._recent: deque[Evicted] = deque()
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._recent)
 
     def add(self, evicted: Evicted) -> None:
-        """Remember an eviction. O(1)."""
+        """Remember an eviction. O(1) amortised."""
         self._recent.append(evicted)
+        self._bytes += _bytes_of(evicted)
+        while len(self._recent) > KEPT or self._bytes > KEPT_BYTES:
+            self._bytes -= _bytes_of(self._recent.popleft())
 
     def find(self, below: Place, page: bytes) -> Evicted | None:
         """The latest eviction, from below `below`, of a node with that first page. O(KEPT)."""
         return next((e for e in reversed(self._recent) if e.page == page and e.below == below), None)
+
+
+def _bytes_of(evicted: Evicted) -> int:
+    """What clients can make large."""
+    salt = None if isinstance(evicted.below, int) else evicted.below.salt
+    return len(evicted.page) + (4 * len(salt) if salt else 0)
