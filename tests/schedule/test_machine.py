@@ -39,8 +39,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         schedule=st.sampled_from(["fcfs", "hrrn"]),
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
+        chunk=st.sampled_from([None, 1, 8, 30]),
     )
-    def build(self, page, pages, rows, eviction, schedule, cache, prefill):
+    def build(self, page, pages, rows, eviction, schedule, cache, prefill, chunk):
         self.h = Harness(
             script=script,
             page_size=page,
@@ -49,7 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             eviction=eviction,
             schedule=schedule if cache else "fcfs",
             cache_enabled=cache,
-            max_prefill_tokens=prefill,
+            max_prefill_tokens=max(prefill, page),
+            chunk_tokens=chunk and max(chunk, page),
             context_length=100,
             pin_budget=max(page * pages, 32) // 2,
             end_tokens=frozenset({END}),
@@ -114,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "h"):
             return
-        self.h.run(limit=sum(len(p) + n + 2 for p, n in self.prompts.values()) + self.questions + 1)
+        self.h.run(limit=sum(2 * len(p) + n + 2 for p, n in self.prompts.values()) + 25 * self.questions + 1)
         self.said_so_far_is_right()
         assert self.h.finished.keys() == self.prompts.keys()
         assert self.h.answers.keys() == set(range(1, self.questions + 1))

@@ -37,6 +37,12 @@ def _device(name: str) -> str:
     return name
 
 
+def _chunk(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("must be a number of tokens, or -1 for prompts that are not cut")
+    return tokens
+
+
 def _api_key(key: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
         raise ValueError("must be printable ASCII characters without spaces, which a header can carry")
@@ -174,6 +180,12 @@ class ScheduleConfig(PluginSection):
     max_running: int = Field(default=64, ge=1, le=MAX_TOKENS, description="requests that decode together")
     max_prefill_tokens: int = Field(
         default=16384, ge=1, le=MAX_TOKENS, description="uncached prompt tokens that one step computes"
+    )
+    chunked_prefill_size: Annotated[int, AfterValidator(_chunk)] | None = Field(
+        default=None,
+        ge=-1,
+        le=MAX_TOKENS,
+        description="longest piece of a prompt that one step computes; null: chosen by device; -1: prompts are not cut",
     )
 
 

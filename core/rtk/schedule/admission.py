@@ -3,6 +3,9 @@
 `plan_admission` is pure: it locks nothing and allocates nothing, so a refused request leaves no trace. `commit` is the
 only place that takes leases, slots and rows; if it fails half-way it gives back everything it took.
 
+A prompt that does not fit into the step is cut at a page border; its request, the *chunked* one, goes on in the next
+steps before anybody else is looked at. There is one at a time.
+
 The account is in slots: R = free + evictable - what the running requests may still need. A candidate's hit path moves
 from evictable to protected first; it is admitted iff its whole answer fits into what is left. Decoding therefore never
 lacks a slot.
@@ -27,23 +30,46 @@ Stop = Literal["", "NO_TOKEN", "OTHER"]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One admitted request and the cache hit that its numbers rest on."""
+    """One admitted request, the cache hit that its numbers rest on, and where its first step ends."""
 
     request: Request
     match: Match
+    stop: int
+    """Position up to which the prompt is computed in this step."""
 
     @property
     def extend_len(self) -> int:
-        """Prompt tokens to compute."""
-        return self.request.prompt_len - self.match.length
+        """Prompt tokens to compute in this step."""
+        return self.stop - self.match.length
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The next piece of the chunked request."""
+
+    request: Request
+    stop: int
+    """Position up to which the prompt is computed in this step."""
+
+    @property
+    def extend_len(self) -> int:
+        """Prompt tokens to compute in this step."""
+        return self.stop - self.request.computed_len
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPlan:
-    """Who joins, in order, and why nobody else does."""
+    """Who goes on, who joins, in order, and why nobody else does."""
 
+    continuation: Continuation | None = None
     admitted: tuple[Admission, ...] = ()
     stopped_by: Stop = ""
+
+    @property
+    def batch(self) -> list[Request]:
+        """The requests of the step."""
+        first = [self.continuation.request] if self.continuation else []
+        return [*first, *(admission.request for admission in self.admitted)]
 
 
 @dataclass(slots=True)
@@ -53,7 +79,33 @@ class _Accounts:
     slots: int
     rows: int
     prefill_tokens: int
+    chunk_tokens: int | None
+    """None: prompts are not cut."""
+    page_size: int
+    chunked: bool = False
+    """Whether some request is cut already."""
+    untouched: bool = True
+    """Whether nobody is in the batch yet."""
     ledger: LockLedger = field(default_factory=LockLedger)
+
+    def piece(self, tokens: int) -> int:
+        """How many of `tokens` prompt tokens this step computes: all, whole pages of them, or none."""
+        charge = ceil_page(tokens, self.page_size)
+        if self.chunk_tokens is None:
+            return tokens if charge <= self.prefill_tokens or self.untouched else 0
+        room = min(self.prefill_tokens, self.chunk_tokens)
+        if charge <= room:
+            return tokens
+        return 0 if self.chunked else room - room % self.page_size
+
+    def spend(self, piece: int, tokens: int) -> None:
+        """`piece` of `tokens` prompt tokens are computed in this step."""
+        charge = ceil_page(piece, self.page_size)
+        self.prefill_tokens -= charge
+        if self.chunk_tokens is not None:
+            self.chunk_tokens -= charge
+        self.chunked |= piece < tokens
+        self.untouched = False
 
 
 def outstanding(running: Iterable[Request], page_size: int) -> int:
@@ -66,36 +118,54 @@ def plan_admission(
     running: Iterable[Request],
     pools: Pools,
     limits: Limits,
+    chunked: Request | None = None,
 ) -> AdmissionPlan:
-    """Take candidates in the given order until one does not fit. Pure. O(prompt tokens looked at)."""
+    """Go on with the chunked request, then take candidates in the given order until one does not fit.
+
+    Pure. O(prompt tokens looked at).
+    """
     page, cache = limits.page_size, pools.cache
-    unreserved = pools.allocator.free + cache.evictable - outstanding(running, page)
-    accounts = _Accounts(unreserved, pools.table.free_rows, limits.max_prefill_tokens)
+    accounts = _Accounts(
+        slots=pools.allocator.free + cache.evictable - outstanding(running, page),
+        rows=pools.table.free_rows,
+        prefill_tokens=limits.max_prefill_tokens,
+        chunk_tokens=limits.chunk_tokens,
+        page_size=page,
+    )
+    continuation = _continue(chunked, accounts) if chunked else None
     admitted: list[Admission] = []
     for request in candidates:
         match = cache.peek(request.key, limit=request.prompt_len - 1)
-        admission = Admission(request, match)
-        verdict = _charge(admission, accounts, cache, page, first=not admitted)
-        if verdict:
-            return AdmissionPlan(tuple(admitted), verdict)
+        admission = _charge(request, match, accounts, cache)
+        if isinstance(admission, str):
+            return AdmissionPlan(continuation, tuple(admitted), admission)
         admitted.append(admission)
-    return AdmissionPlan(tuple(admitted))
+    return AdmissionPlan(continuation, tuple(admitted))
 
 
-def _charge(admission: Admission, accounts: _Accounts, cache: PrefixCache, page: int, *, first: bool) -> Stop:
+def _continue(request: Request, accounts: _Accounts) -> Continuation:
+    """The chunked request's next piece. Its row is taken and its slots are reserved: only the step limits it."""
+    left = request.prompt_len - request.computed_len
+    piece = accounts.piece(left)
+    accounts.spend(piece, left)
+    return Continuation(request, request.computed_len + piece)
+
+
+def _charge(request: Request, match: Match, accounts: _Accounts, cache: PrefixCache) -> Admission | Stop:
     """Deduct one candidate from the accounts, or leave them as they are and say which one refused it."""
-    extend = ceil_page(admission.extend_len, page)
-    if not accounts.rows or (extend > accounts.prefill_tokens and not first):
+    uncached = request.prompt_len - match.length
+    piece = accounts.piece(uncached)
+    if not accounts.rows or not piece:
         return "OTHER"
-    locked = cache.lock_cost(admission.match, accounts.ledger)
-    need = ceil_page(admission.request.last_position, page) - admission.match.length
+    locked = cache.lock_cost(match, accounts.ledger)
+    need = ceil_page(request.last_position, accounts.page_size) - match.length
     if locked + need > accounts.slots:
         return "NO_TOKEN"
-    accounts.ledger.move(admission.match)
+    accounts.ledger.move(match)
     accounts.slots -= locked + need
     accounts.rows -= 1
-    accounts.prefill_tokens -= extend
-    return ""
+    accounts.spend(piece, uncached)
+    return Admission(request, match, match.length + piece)
 
 
 class CommitError(RuntimeError):
@@ -112,24 +182,32 @@ def commit(plan: AdmissionPlan, pools: Pools) -> list[TableWrite]:
     Returns the table entries of the cached prefixes, for the executor's copy. Raises `CommitError`, with the books as
     they were before the call except that cached content may have been evicted or split.
     """
-    if not plan.admitted:
+    goes_on = plan.continuation
+    pieces: list[Admission | Continuation] = [*([goes_on] if goes_on else []), *plan.admitted]
+    if not pieces:
         return []
-    cache, requests = pools.cache, [a.request for a in plan.admitted]
+    cache, page = pools.cache, pools.cache.page_size
     writes: list[TableWrite] = []
-    at_fault = requests[0]
+    at_fault, held = pieces[0].request, pieces[0].request.capacity
     try:
         for admission in plan.admitted:
             at_fault = admission.request
             at_fault.lease = _lease(admission, cache)
-        cache.evict(sum(ceil_page(a.extend_len, cache.page_size) for a in plan.admitted) - pools.allocator.free)
-        for at_fault in requests:
-            writes += _place(at_fault, pools)
+        cache.evict(sum(ceil_page(piece.extend_len, page) for piece in pieces) - pools.allocator.free)
+        if goes_on:
+            at_fault = goes_on.request
+            _extend(at_fault, goes_on.stop, pools)
+        for admission in plan.admitted:
+            at_fault = admission.request
+            writes += _place(at_fault, admission.stop, pools)
     except Exception as error:
-        for request in requests:
-            give_back(request, pools)
+        if goes_on:
+            _shrink(goes_on.request, held, pools)
+        for admission in plan.admitted:
+            give_back(admission.request, pools)
         raise CommitError(at_fault, error) from error
-    for request in requests:
-        request.status = Status.RUNNING
+    for piece in pieces:
+        piece.request.status, piece.request.planned_len = Status.RUNNING, piece.stop
     return writes
 
 
@@ -141,18 +219,31 @@ def _lease(admission: Admission, cache: PrefixCache) -> Lease:
     return lease
 
 
-def _place(request: Request, pools: Pools) -> list[TableWrite]:
-    """A row for the request, its cached slots in it, and slots for the rest of its prompt."""
-    lease, allocator, table = request.lease, pools.allocator, pools.table
+def _place(request: Request, stop: int, pools: Pools) -> list[TableWrite]:
+    """A row for the request, its cached slots in it, and slots for its prompt up to `stop`."""
+    lease, table = request.lease, pools.table
     assert lease is not None, "placed before its lease was taken"
     cached = lease.slots()
     request.row = table.alloc()
-    fresh = allocator.alloc(ceil_page(request.prompt_len - lease.length, allocator.page_size) // allocator.page_size)
     table.write(request.row, 0, cached)
-    table.write(request.row, lease.length, fresh)
-    request.cached_len = request.computed_len = lease.length
-    request.capacity = lease.length + len(fresh)
+    request.cached_len = request.computed_len = request.capacity = lease.length
+    _extend(request, stop, pools)
     return [TableWrite(request.row, 0, cached)] if lease.length else []
+
+
+def _extend(request: Request, stop: int, pools: Pools) -> None:
+    """Slots for the request's positions up to `stop`."""
+    page = pools.allocator.page_size
+    fresh = pools.allocator.alloc((ceil_page(stop, page) - request.capacity) // page)
+    pools.table.write(request.row, request.capacity, fresh)
+    request.capacity += len(fresh)
+
+
+def _shrink(request: Request, capacity: int, pools: Pools) -> None:
+    """Give back the slots of the positions from `capacity` on."""
+    if request.capacity > capacity:
+        pools.allocator.release(pools.table.slots(request.row, capacity, request.capacity))
+        request.capacity = capacity
 
 
 def give_back(request: Request, pools: Pools) -> None:

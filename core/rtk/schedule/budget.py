@@ -24,7 +24,9 @@ class Limits:
     page_size: int
     max_running: int
     max_prefill_tokens: int
-    """Uncached prompt tokens that one step may compute; a first request may exceed it."""
+    """Uncached prompt tokens that one step may compute; a first request may exceed it where prompts are not cut."""
+    chunk_tokens: int | None = None
+    """Longest piece of a prompt that one step computes, at least a page; None: prompts are not cut."""
 
 
 def cold_charge(prompt_len: int, max_new_tokens: int, page_size: int) -> int:

@@ -11,7 +11,7 @@ Int32 = np.int32
 
 
 def compose(step: int, batch: list[Request], table: ReqTable, writes: list[TableWrite]) -> StepPlan:
-    """The step that computes every request's positions from `computed_len` to its end. O(T)."""
+    """The step that computes every request's positions from `computed_len` to `planned_len`. O(T)."""
     rows = tuple(_row(request) for request in batch)
     return StepPlan(
         step=step,
@@ -23,8 +23,8 @@ def compose(step: int, batch: list[Request], table: ReqTable, writes: list[Table
 
 
 def _row(request: Request) -> Row:
-    samples = 1 if request.max_new_tokens else 0
-    return Row(request.row, request.computed_len, request.length - request.computed_len, samples)
+    samples = 1 if request.max_new_tokens and request.planned_len == request.length else 0
+    return Row(request.row, request.computed_len, request.planned_len - request.computed_len, samples)
 
 
 def _tokens(request: Request, row: Row) -> np.ndarray:

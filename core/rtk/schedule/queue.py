@@ -34,10 +34,14 @@ class WaitingQueue:
         """Take a request out. O(1)."""
         del self._waiting[request.rid]
 
+    def prefers_decode(self, ctx: ScheduleContext) -> bool:
+        """Whether the policy wants this step for those who run."""
+        return self._policy.prefer_decode(ctx)
+
     def ranked(self, ctx: ScheduleContext, prefilled_total: int) -> list[Request]:
         """The waiting requests, first to run first, without those on hold. O(n log n), plus the matches."""
         waiting = list(self._waiting.values())
-        if not waiting or self._policy.prefer_decode(ctx):
+        if not waiting:
             return []
         order = self._policy.order(self._columns(waiting, prefilled_total), ctx)
         return [waiting[i] for i in order.tolist()]

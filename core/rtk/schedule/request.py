@@ -58,6 +58,8 @@ class Request:
     """Prompt tokens that came from the cache."""
     computed_len: int = 0
     """Positions whose K/V is in the pool."""
+    planned_len: int = 0
+    """Positions whose K/V is in the pool after the planned step; in the middle of a prompt, less than `length`."""
     capacity: int = 0
     """Positions that have a slot, a multiple of the page size."""
 

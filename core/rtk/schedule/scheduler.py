@@ -58,6 +58,7 @@ COUNTERS = (
     "finished_error",
     "steps",
     "steps_failed",
+    "middle_chunks",
     "prefill_tokens",
     "decode_tokens",
     "cached_tokens",
@@ -99,6 +100,7 @@ class Scheduler:
         self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
+        self._chunked: Request | None = None  # one of the running: part of its prompt is computed
         self._outbox: list[Outbound] = []
         self._writes: list[TableWrite] = []
         self._arrivals = 0
@@ -246,8 +248,11 @@ class Scheduler:
 
     def _admit(self) -> list[Request]:
         """Move waiting requests to running, as many as the policy's order and the accounts allow."""
-        order = self._queue.ranked(self._context(), self.counters["prefill_tokens"])
-        plan = plan_admission(order, self._running, self._pools, self._limits)
+        ctx = self._context()
+        if not (len(self._queue) or self._chunked) or self._queue.prefers_decode(ctx):
+            return []
+        order = self._queue.ranked(ctx, self.counters["prefill_tokens"])
+        plan = plan_admission(order, self._running, self._pools, self._limits, self._chunked)
         try:
             self._writes += commit(plan, self._pools)
         except CommitError as error:
@@ -255,20 +260,23 @@ class Scheduler:
             self.counters["commit_failures"] += 1
             self._end(error.request, "error", problem="the engine could not admit the request")
             return []
-        batch = [admission.request for admission in plan.admitted]
-        for request in batch:
-            self._queue.remove(request)
-            self.counters["cached_tokens"] += request.cached_len
-        self._running += batch
+        for admission in plan.admitted:
+            self._queue.remove(admission.request)
+            self._running.append(admission.request)
+            self.counters["cached_tokens"] += admission.request.cached_len
+        batch = plan.batch
+        self._chunked = next((r for r in batch if r.planned_len < r.prompt_len), None)
         return batch
 
     def _context(self) -> ScheduleContext:
-        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=len(self._running))
+        decoding = len(self._running) - (self._chunked is not None)
+        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=decoding)
 
     def _grow_running(self) -> list[Request]:
         """Everybody who runs, each with a slot for its next token. Admission reserved them, so they are there."""
         allocator, page = self._pools.allocator, self._limits.page_size
-        full = [r for r in self._running if r.computed_len == r.capacity]
+        decoding = [r for r in self._running if r is not self._chunked]
+        full = [r for r in decoding if r.computed_len == r.capacity]
         self._pools.cache.evict(len(full) * page - allocator.free)
         for request in full:
             try:
@@ -278,7 +286,9 @@ class Scheduler:
                 log.exception("request %s ends: a slot that was reserved for it is not there", request.rid)
                 self.counters["invariant_violations"] += 1
                 self._end(request, "error", problem="the engine failed on this request")
-        return list(self._running)
+        for request in decoding:
+            request.planned_len = request.length
+        return [r for r in decoding if r.status is Status.RUNNING]
 
     def _compose(self, batch: list[Request]) -> StepPlan:
         self._step += 1
@@ -328,8 +338,10 @@ class Scheduler:
             self._cache_computed(request)
         if row.samples:
             self._accept_tokens(request, result.tokens[sampled])
-        else:
+        elif request.prefilled:
             self._end(request, "length")
+        else:
+            self.counters["middle_chunks"] += 1
 
     def _accept_tokens(self, request: Request, tokens: tuple[int, ...]) -> None:
         for token in tokens:
@@ -385,6 +397,7 @@ class Scheduler:
             lease = None
         else:
             self._running.remove(request)
+            self._chunked = None if request is self._chunked else self._chunked
             lease = self._release(request, keep_lease=request.pin is not None and reason == "length")
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, problem))

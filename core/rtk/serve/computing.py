@@ -14,6 +14,9 @@ from rtk.schedule.executor import Executor
 if TYPE_CHECKING:
     from rtk.model.loader import LoadedModel, ModelFacts
 
+CHUNK_ON_CPU, CHUNK = 2048, 8192
+"""Longest piece of a prompt where none is set, in tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Computing:
@@ -89,8 +92,23 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         page_size=page_size,
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
+        chunk_tokens=_chunk_tokens(config, loaded.device.type),
     )
     return limits, size.reason
+
+
+def _chunk_tokens(config: Config, device: str) -> int | None:
+    """Longest piece of a prompt; None where prompts are not cut. A piece and a step hold at least a page."""
+    page, step, piece = config.cache.page_size, config.schedule.max_prefill_tokens, config.schedule.chunked_prefill_size
+    if piece == -1:
+        return None
+    for name, tokens in (("chunked_prefill_size", piece), ("max_prefill_tokens", step)):
+        if tokens is not None and tokens < page:
+            raise ConfigError(
+                f"schedule.{name} = {tokens}: prompts are cut at page borders, and a page holds {page} tokens; "
+                "raise it, lower cache.page_size, or set schedule.chunked_prefill_size = -1"
+            )
+    return piece or max(page, CHUNK_ON_CPU if device == "cpu" else CHUNK)
 
 
 def _device(config: Config) -> str:

@@ -40,6 +40,7 @@ class Harness:
     context_length: int = 128
     max_running: int = 8
     max_prefill_tokens: int = 16384
+    chunk_tokens: int | None = None
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
@@ -62,6 +63,7 @@ class Harness:
             page_size=self.page_size,
             max_running=self.max_running,
             max_prefill_tokens=self.max_prefill_tokens,
+            chunk_tokens=self.chunk_tokens,
         )
         self.executor = ScriptedExecutor(
             self.script,

@@ -1,0 +1,259 @@
+"""Prompts that are computed piece by piece."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rtk.cache.key import pack
+from rtk.plugin import SchedulePolicy
+from rtk.plugin.testing.harness import Harness, digest
+from rtk.schedule.admission import plan_admission
+from rtk.schedule.messages import NewRequest, Pin
+from rtk.schedule.params import SamplingParams
+
+NUMBERS = json.loads((Path(__file__).parents[1] / "data/worked_examples.json").read_text())
+
+
+class Watched(Harness):
+    """Notes the rows of each step: (first position, end, tokens sampled)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.steps = []
+        launch = self.executor.launch
+
+        def noted(plan):
+            self.steps.append([(row.start, row.start + row.q_len, row.samples) for row in plan.rows])
+            return launch(plan)
+
+        self.executor.launch = noted
+
+
+def pieces(h):
+    return [row for step in h.steps for row in step]
+
+
+def books_are_closed(h):
+    assert h.stat("free") + h.stat("evictable") == h.stat("pool")
+    assert h.stat("invariant_violations") == h.stat("commit_failures") == 0
+    assert h.stat("attention_query_rows") == h.stat("prefill_tokens") + h.stat("decode_tokens")
+
+
+def test_three_pieces_of_the_worked_example():
+    example = NUMBERS["chunks"]
+    h = Watched(pool_tokens=12000, context_length=12000, chunk_tokens=example["chunk"])
+    h.add("a", range(example["prompt"]), max_new_tokens=2)
+    h.run()
+    prefill, [decode] = h.steps[:-1], h.steps[-1]
+    assert [[start, end] for [(start, end, _)] in prefill] == example["pieces"]
+    assert [samples for [(*_, samples)] in prefill] == [0, 0, 1]
+    assert len(prefill) == example["sampled_only_after"]
+    assert decode == (10000, 10001, 1)
+    assert h.tokens["a"] == [10000, 10001]
+    assert (h.stat("middle_chunks"), h.stat("prefill_tokens"), h.stat("decode_tokens")) == (2, 10000, 1)
+    books_are_closed(h)
+
+
+@pytest.mark.parametrize(
+    ("page", "chunk", "prefill", "expected"),
+    [
+        (16, 40, 4096, [(0, 32), (32, 64), (64, 70)]),
+        (16, 4096, 40, [(0, 32), (32, 64), (64, 70)]),  # the step's own limit cuts too
+        (1, 40, 4096, [(0, 40), (40, 70)]),
+        (16, 80, 4096, [(0, 70)]),
+        (16, 79, 4096, [(0, 64), (64, 70)]),  # 70 tokens are charged as five pages
+        (16, 16, 16, [(0, 16), (16, 32), (32, 48), (48, 64), (64, 70)]),
+        (1, None, 40, [(0, 70)]),  # where prompts are not cut, a first one may exceed the step's limit
+    ],
+)
+def test_cuts_are_at_page_borders(page, chunk, prefill, expected):
+    h = Watched(page_size=page, chunk_tokens=chunk, max_prefill_tokens=prefill)
+    h.add("a", range(70), max_new_tokens=1)
+    h.run()
+    assert [row[:2] for row in pieces(h)] == expected
+
+
+def waiting(h, **lengths):
+    """Requests of these prompt lengths, each with tokens of its own."""
+    for i, (rid, length) in enumerate(lengths.items()):
+        new = NewRequest(
+            rid=rid, tokens=pack([1000 * (i + 1)] * length), params=SamplingParams(temperature=0.0, max_new_tokens=1)
+        )
+        h.scheduler.receive([new])
+
+
+def plan(h):
+    s = h.scheduler
+    return plan_admission(s._queue, s._running, s._pools, s._limits, s._chunked)
+
+
+def test_the_rounds_of_four_requests_in_order_of_arrival():
+    """The worked example without its decode rows, which take 8 tokens of both accounts there."""
+    example = NUMBERS["four_requests"]
+    budget = example["budget_after_decode_rows"]
+    h = Harness(page_size=16, pool_tokens=1024, context_length=512, max_running=16)
+    h.scheduler._limits = limits = h.scheduler._limits.__class__(512, 1024, 16, 16, budget["input"], budget["chunk"])
+    waiting(h, **{name: request["uncached"] for name, request in example["requests"].items()})
+    first = plan(h)
+    assert {a.request.rid: a.extend_len for a in first.admitted} == example["fcfs"]["round_1"]
+    assert first.stopped_by == example["fcfs"]["B_verdict_round_1"]
+    h.step()
+    assert h.scheduler._chunked.rid == "A"
+    second = plan(h)
+    expected = example["fcfs"]["round_2"]
+    assert (second.continuation.request.rid, second.continuation.extend_len) == ("A", expected["A"])
+    assert (second.continuation.stop == 160, second.admitted) == (expected["final"], ())
+    assert [r.rid for r in h.scheduler._queue] == example["fcfs"]["waiting_after_round_2"]
+    assert limits.chunk_tokens - 80 == example["fcfs"]["left_after_round_2"]["chunk"]
+    h.run()
+    books_are_closed(h)
+
+
+def test_others_join_whole_beside_a_cut_one_and_one_is_cut_at_a_time():
+    h = Watched(pool_tokens=512, chunk_tokens=32)
+    waiting(h, a=12, b=70, c=10, d=30)
+    h.run()
+    assert [[row[:2] for row in step] for step in h.steps] == [
+        [(0, 12), (0, 20)],  # b is cut; c would fit only in part
+        [(20, 52)],
+        [(52, 70), (0, 10), (0, 4)],  # the rest of b, c whole, and d is the one that is cut
+        [(4, 30)],
+    ]
+    books_are_closed(h)
+
+
+def test_the_chunked_request_goes_first_and_nobody_decodes_until_its_prompt_is_done():
+    h = Watched(pool_tokens=512, chunk_tokens=16)
+    h.add("short", [7], max_new_tokens=3)
+    h.step()
+    h.add("long", range(40), max_new_tokens=2)
+    h.run()
+    assert h.steps == [[(0, 1, 1)], [(0, 16, 0)], [(16, 32, 0)], [(32, 40, 1)], [(1, 2, 1), (40, 41, 1)], [(2, 3, 1)]]
+    assert h.tokens == {"short": [8, 9, 10], "long": [40, 41]}
+
+
+class DecodesFirst(SchedulePolicy):
+    def rank(self, columns, ctx):
+        return (columns.id,)
+
+    def prefer_decode(self, ctx):
+        return True
+
+
+def test_a_policy_that_prefers_decoding_holds_the_chunked_request_up_only_beside_others():
+    h = Watched(pool_tokens=512, chunk_tokens=16, schedule=DecodesFirst())
+    h.add("short", [7], max_new_tokens=4)
+    h.add("long", range(40), max_new_tokens=1)
+    h.step()
+    assert h.steps == [[(0, 1, 1), (0, 15, 0)]]
+    h.run()
+    assert h.steps[1:] == [[(1, 2, 1)], [(2, 3, 1)], [(3, 4, 1)], [(15, 31, 0)], [(31, 40, 1)]]
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_b08_abort_between_pieces_gives_everything_back(page, after):
+    h = Harness(page_size=page, chunk_tokens=32, max_running=1)
+    h.add("a", range(100), max_new_tokens=8)
+    h.add("b", range(500, 540), max_new_tokens=2)
+    for _ in range(after):
+        h.step()
+    h.abort("a")
+    assert h.finished["a"].reason == "abort"
+    assert h.stat("held") == h.stat("protected") == 0
+    assert h.scheduler._chunked is None
+    h.step()
+    assert h.stat("running") == 1
+    h.run()
+    assert h.tokens["b"] == [540, 541]
+    books_are_closed(h)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_b09_pieces_without_a_cache(page):
+    said = []
+    for enabled in (True, False):
+        h = Harness(script=digest, page_size=page, chunk_tokens=32, cache_enabled=enabled)
+        h.add("a", range(100), max_new_tokens=8)
+        h.run()
+        books_are_closed(h)
+        said.append(h.tokens["a"])
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a07_twins_in_pieces_share_slots_and_answers(page):
+    alone = Harness(script=digest, page_size=page, chunk_tokens=32)
+    alone.add("a", range(64), max_new_tokens=8)
+    alone.run()
+    h = Harness(script=digest, page_size=page, chunk_tokens=32)
+    for rid in ("a", "b"):
+        h.add(rid, range(64), max_new_tokens=8)
+    for _ in range(3):
+        h.step()
+    h.add("c", range(300, 364), max_new_tokens=8)  # takes what was freed
+    h.run()
+    assert h.tokens["a"] == h.tokens["b"] == alone.tokens["a"]
+    assert h.cached["b"] >= 32
+    books_are_closed(h)
+
+
+def test_a_middle_piece_is_cached_at_once():
+    h = Harness(chunk_tokens=32)
+    h.add("a", range(100), max_new_tokens=1)
+    h.step()
+    assert h.stat("protected") == 32
+    h.abort("a")
+    assert h.stat("evictable") == 32
+    h.add("b", range(50), max_new_tokens=1)
+    h.run()
+    assert h.cached["b"] == 32
+
+
+def test_a_request_that_generates_nothing_and_a_pin_in_pieces():
+    h = Watched(pool_tokens=512, chunk_tokens=32)
+    h.add("a", range(40), max_new_tokens=0)
+    h.send(Pin(id=1, name="p", tokens=pack(range(500, 540))))
+    h.run()
+    assert (h.tokens["a"], h.finished["a"].reason) == ([], "length")
+    assert h.answers[1].pin.tokens == 40
+    assert h.stat("protected") == h.stat("pinned") == 40
+
+
+def test_a_step_that_fails_in_the_middle_of_a_prompt_ends_it_alone():
+    h = Harness(chunk_tokens=32, max_running=1)
+    h.add("a", range(100), max_new_tokens=2)
+    h.add("b", [7], max_new_tokens=2)
+    h.step()
+    launch, h.executor.launch = h.executor.launch, lambda plan: 1 / 0
+    h.step()
+    h.executor.launch = launch
+    assert h.finished["a"].reason == "error"
+    h.run()
+    assert h.tokens["b"] == [8, 9]
+    books_are_closed(h)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_commit_that_fails_beside_the_chunked_request_leaves_the_books_right(page, monkeypatch):
+    for k in range(12):
+        h = Harness(page_size=page, pool_tokens=256, chunk_tokens=24)
+        h.add("long", range(60), max_new_tokens=3)
+        h.step()
+        for i in range(3):
+            h.add(f"r{i}", [1000 * (i + 1)] * 4, max_new_tokens=3)
+        allocator, calls = h.scheduler._pools.allocator, [0]
+
+        def failing(pages, alloc=allocator.alloc, calls=calls, k=k):
+            calls[0] += 1
+            if calls[0] == k + 1:
+                raise MemoryError("no slots")
+            return alloc(pages)
+
+        monkeypatch.setattr(allocator, "alloc", failing)
+        h.run()  # checks the books after each step
+        errors = [rid for rid, finish in h.finished.items() if finish.reason == "error"]
+        assert len(errors) <= 1
+        assert len(h.finished) == 4
+        assert h.stat("free") + h.stat("evictable") == h.stat("pool")
