@@ -77,6 +77,14 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
             r"schedule.max_running = 1000000000: tables of slots .* GiB are free; lower",
         ),
         ({"cache__mem_fraction": 0.5}, "both size the pool"),
+        (
+            {"cache__page_size": 16, "schedule__chunked_prefill_size": 8},
+            r"schedule.chunked_prefill_size = 8: .* a page holds 16 tokens; raise it",
+        ),
+        (
+            {"cache__page_size": 16, "schedule__max_prefill_tokens": 8},
+            r"schedule.max_prefill_tokens = 8: .* or set schedule.chunked_prefill_size = -1",
+        ),
         ({"model__device": "cuda:99"}, r"model.device = 'cuda:99': not usable here: .*; choose cpu or auto"),
         ({"model__device": "tpu"}, r"model.device = 'tpu': not usable here: "),
         ({"model__device": "meta"}, r"model.device = 'meta': not usable here: "),
@@ -106,3 +114,11 @@ def test_a_cpu_has_no_number(zoo):
 
 def test_a_shorter_context_than_the_models_own(zoo):
     assert build(zoo, model__context_length=100).limits.context_length == 100
+
+
+@pytest.mark.parametrize(
+    ("page", "size", "expected"), [(1, None, 2048), (4096, None, 4096), (16, 64, 64), (16, -1, None)]
+)
+def test_the_longest_piece_of_a_prompt(zoo, page, size, expected):
+    computing = build(zoo, cache__page_size=page, cache__pool_tokens=8192, schedule__chunked_prefill_size=size)
+    assert computing.limits.chunk_tokens == expected

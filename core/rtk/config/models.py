@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from rtk.errors import ConfigError
 from rtk.model.catalogue import DEFAULT_MODEL
@@ -35,12 +35,6 @@ def _device(name: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", name):
         raise ValueError("must be auto, or a torch device such as cpu, cuda or cuda:1")
     return name
-
-
-def _chunk(tokens: int) -> int:
-    if tokens == 0:
-        raise ValueError("must be a number of tokens, or -1 for prompts that are not cut")
-    return tokens
 
 
 def _api_key(key: SecretStr) -> SecretStr:
@@ -181,12 +175,19 @@ class ScheduleConfig(PluginSection):
     max_prefill_tokens: int = Field(
         default=16384, ge=1, le=MAX_TOKENS, description="uncached prompt tokens that one step computes"
     )
-    chunked_prefill_size: Annotated[int, AfterValidator(_chunk)] | None = Field(
+    chunked_prefill_size: int | None = Field(
         default=None,
         ge=-1,
         le=MAX_TOKENS,
         description="longest piece of a prompt that one step computes; null: chosen by device; -1: prompts are not cut",
     )
+
+    @field_validator("chunked_prefill_size")
+    @classmethod
+    def _is_a_size(cls, tokens: int | None) -> int | None:
+        if tokens == 0:
+            raise ValueError("must be a number of tokens, or -1 for prompts that are not cut")
+        return tokens
 
 
 class AttentionConfig(PluginSection):
