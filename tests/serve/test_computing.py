@@ -96,6 +96,8 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
         "huge pool",
         "huge tables",
         "two sizes",
+        "small pieces",
+        "small steps",
         "no GPU",
         "unknown device",
         "no values",
@@ -120,5 +122,5 @@ def test_a_shorter_context_than_the_models_own(zoo):
     ("page", "size", "expected"), [(1, None, 2048), (4096, None, 4096), (16, 64, 64), (16, -1, None)]
 )
 def test_the_longest_piece_of_a_prompt(zoo, page, size, expected):
-    computing = build(zoo, cache__page_size=page, cache__pool_tokens=8192, schedule__chunked_prefill_size=size)
+    computing = build(zoo, cache__page_size=page, cache__pool_tokens=16384, schedule__chunked_prefill_size=size)
     assert computing.limits.chunk_tokens == expected
