@@ -39,8 +39,8 @@ def test_the_weights_are_those_of_the_golden_ids(model_folder):
     assert hashlib.sha256((model_folder / "model.safetensors").read_bytes()).hexdigest() == GOLDEN["weights_sha256"]
 
 
-def test_together_cold_and_warm(engine, oracle):
-    one = engine(cache__page_size=16)
+def test_together_in_pieces_cold_and_warm(engine, oracle):
+    one = engine(cache__page_size=16, schedule__chunked_prefill_size=64)
     whole_pages = sum((len(prompt) - 1) // 16 * 16 for prompt in PROMPTS)
     assert run_cold_and_warm(one, oracle, together=True) == whole_pages
     assert one.stats()["evicted_tokens"] == 0
