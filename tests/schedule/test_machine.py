@@ -36,7 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages=st.integers(4, 20),
         rows=st.integers(1, 5),
         eviction=st.sampled_from(installed().names("eviction")),
-        schedule=st.sampled_from(["fcfs", "hrrn"]),
+        schedule=st.sampled_from(installed().names("schedule")),
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
         chunk=st.sampled_from([None, 1, 8, 30]),
