@@ -83,6 +83,29 @@ def test_a_state_that_comes_after_a_look_makes_it_old(make_tree):
     lease.release()
 
 
+class Approximate:
+    """Serves all but the last tokens, in no whole pages."""
+
+    name = "approximate"
+
+    def __init__(self, lacks):
+        self.lacks = lacks
+
+    def usable(self, path):
+        return max(0, sum(each.used for each in path) - self.lacks) if len(path) > 1 else path[0].used
+
+
+@pytest.mark.parametrize(("lacks", "length"), [(1, 4), (4, 4), (0, 8)])
+def test_what_a_component_serves_is_cut_to_whole_pages(make_tree, lacks, length):
+    tree = make_tree(page_size=4, components=[Approximate(lacks)])
+    for end in (4, 8):
+        lease = tree.acquire(range(end), limit=0)
+        tree.fill(lease, list(range(end)))
+        lease.release()
+    match = tree.peek(range(8))
+    assert (match.length, match.node.start + match.offset, match.offset) == (length, length, 4)
+
+
 # --- sliding windows ----------------------------------------------------------------------------------------------
 
 
@@ -219,6 +242,34 @@ def test_flushing_empties_the_tier_except_of_what_is_held(make_tree):
     lease.release()
     assert tree.cache.flush() == 10
     assert (tier.live, tree.cache.namespaces, tree.allocator.free) == ({}, 0, 256)
+
+
+def test_a_flush_copies_nothing_and_drops_the_copies_of_what_is_on_the_device(make_tree):
+    tier = HostTier(100)
+    tree = make_tree(tier=tier)
+    compute(tree, range(8))
+    assert tree.cache.evict(8) == 8 and tier.made == 1
+    compute(tree, range(8))  # on the device again, and the copy is kept
+    compute(tree, [70, 71])
+    assert (tree.cache.flush(), tier.live, tier.made) == (10, {}, 1)
+    assert (tree.shape(), tree.cache.namespaces) == ([], 0)
+
+
+def test_a_flush_of_nothing_but_copies_is_a_change(make_tree):
+    tree = make_tree(tier=HostTier(100))
+    compute(tree, range(8))
+    before = tree.cache.version
+    tree.cache.evict(8)
+    moved = tree.cache.version
+    assert tree.peek(range(8)).stored == 8
+    assert tree.cache.flush() == 0 and tree.peek(range(8)).stored == 0
+    assert len({before, moved, tree.cache.version}) == 3
+    compute(tree, range(8))
+    tree.cache.evict(8)
+    before = tree.cache.version
+    lease, _, _ = fresh(tree, range(8))  # brings it back
+    assert tree.cache.version != before
+    lease.release()
 
 
 def test_explanations_know_the_tier(make_tree):

@@ -4,7 +4,7 @@ import pytest
 
 from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack
 from rtk.cache.lease import LeaseError
-from rtk.cache.node import LockLedger
+from rtk.cache.node import NO_CHILDREN, LockLedger
 from rtk.cache.slots import EMPTY
 from rtk.plugin import EvictionPolicy
 
@@ -175,3 +175,89 @@ def test_generated_text_goes_before_the_prompt_that_produced_it(make_tree):
     lease.release()
     assert tree.shape() == [(0, 8), (8, 4)]
     assert (tree.cache.evict(1), tree.match(range(13))) == (4, 8)
+
+
+# --- what only shows later ----------------------------------------------------------------------------------------
+
+
+def test_a_match_ends_with_a_page_and_in_the_node_of_that_page(make_tree):
+    tree = make_tree(page_size=4)
+    for length in (4, 12):
+        tree.insert(range(length))
+    found = {limit: tree.peek(range(12), limit=limit) for limit in (3, 6, 8, 11, 12)}
+    ends = {limit: (match.length, match.node and match.node.start, match.offset) for limit, match in found.items()}
+    assert ends == {3: (0, None, 0), 6: (4, 0, 4), 8: (8, 4, 4), 11: (8, 4, 4), 12: (12, 4, 8)}
+
+
+class SameKey(EvictionPolicy):
+    """One tuple for all nodes, or one for each: the same object whenever it is asked."""
+
+    facts = frozenset({"created"})
+
+    def __init__(self, *, shared):
+        self.shared, self.keys = shared, {}
+
+    def key(self, node):
+        return self.keys.setdefault(0 if self.shared else node.id, (0 if self.shared else -node.created,))
+
+
+@pytest.mark.parametrize(("shared", "order"), [(True, [0, 1, 2, 3]), (False, [3, 2, 1, 0])])
+def test_the_heap_stays_small_though_keys_are_the_same_objects(make_tree, shared, order):
+    tree = make_tree(policy=SameKey(shared=shared))
+    for i in range(4):
+        tree.insert([i])
+    for i in range(1000):
+        assert tree.match([i % 2]) == 1
+    assert len(tree.cache._heap) <= 2 * 4 + 64 + 1
+    gone = []
+    while tree.cache.evict(1):
+        gone += [i for i in range(4) if not tree.peek([i]).length and i not in gone]
+    assert gone == order
+    assert len(tree.cache._heap) == 0
+
+
+def test_what_a_look_finds_changes_with_the_version_only(make_tree):
+    tree = make_tree()
+    seen = [tree.cache.version]
+
+    def changed():
+        seen.append(tree.cache.version)
+        return seen[-1] != seen[-2]
+
+    tree.insert(range(10))
+    assert changed()
+    assert tree.match(range(10)) == 10 and not changed()
+    assert tree.match(range(4)) == 4 and changed()  # a split
+    assert tree.match(range(4)) == 4 and not changed()
+    assert tree.insert(range(10)) == 10 and not changed()
+    assert tree.cache.evict(1) == 6 and changed()
+
+
+def test_a_node_that_is_gone_holds_nothing(make_tree):
+    tree = make_tree()
+    tree.insert(range(4))
+    tree.insert(range(8))
+    parent, child = sorted(tree.cache.nodes(), key=lambda node: node.start)
+    assert tree.cache.evict(1) == 4
+    assert (child.parent, child.tokens, child.packed, child.entry) == (None, b"", b"", None)
+    assert parent.children is NO_CHILDREN
+
+
+class FailsLate(EvictionPolicy):
+    facts = frozenset({"last_use"})
+
+    def key(self, node):
+        return (-node.last_use if node.last_use < 9 else 1 / 0,)
+
+
+def test_the_log_names_who_chose(make_tree):
+    tree = make_tree(policy=FailsLate())
+    for i in range(4):  # each takes two ticks
+        tree.insert([i])
+    assert tree.cache.evict(1) == 1
+    tree.insert([4])  # tick 10: its key fails
+    assert tree.cache.evict(1) == 1
+    assert [(each.page, each.policy) for each in tree.cache.log._recent] == [
+        (pack([3]), "test"),
+        (pack([0]), "least recently used, in place of test"),
+    ]

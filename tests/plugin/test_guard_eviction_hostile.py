@@ -132,6 +132,19 @@ def test_what_a_key_may_hold(part):
     assert not health.degraded
 
 
+def test_keys_that_numpy_could_not_compare():
+    """A huge int and NumPy's float raise `OverflowError` where Python's compares them."""
+    policy = Policy(key=lambda node: (np.float64(1.5) if node.created % 4 else 10**400,))
+    harness = Harness(pool_tokens=16, eviction=policy)
+    for i in range(8):
+        harness.add(f"r{i}", [i, i, i], max_new_tokens=2)
+        harness.run()
+    assert harness.stat("plugin_faults") == 0
+    assert harness.stat("evicted_tokens") > 0
+    (kept,) = GuardedEviction(Policy(key=lambda node: (np.float64(1.5),)), "fine", Health()).key(VIEW)
+    assert type(kept) is float
+
+
 def test_who_was_given_up_is_told_nothing_more():
     told = []
     guarded = GuardedEviction(Policy(on_insert=told.append, on_hit=lambda node: 1 / 0), "odd", Health())

@@ -216,6 +216,49 @@ def test_a_pin_that_is_not_there_cannot_be_taken_off():
     assert ask(h, Unpin(id=2, name="c")).problem.endswith("pins: 'a', 'b'")
 
 
+def test_a_pin_that_is_being_computed_is_not_there_yet():
+    h = Harness(max_running=1)
+    h.add("first", [900], max_new_tokens=3)
+    h.step()
+    order(h, 1, "p", range(8))
+    order(h, 2, "p", range(8))
+    told = "the prefix of pin 'p' is being computed; try again when it is there"
+    assert (h.answers[2].code, h.answers[2].problem) == ("duplicate_pin", told)
+    refused = ask(h, Unpin(id=3, name="p"))
+    assert (refused.code, refused.status, refused.problem) == ("pin_not_ready", 409, told)
+    h.run()
+    assert isinstance(ask(h, Unpin(id=4, name="p")), Pinned)
+
+
+def test_a_refusal_names_some_of_many_pins():
+    h = Harness(pin_budget=64)
+    for i in range(20):
+        pin(h, i, f"{i:02}", [i])
+    named = ", ".join(f"'{i:02}'" for i in range(16))
+    assert ask(h, Unpin(id=99, name="x")).problem == f"there is no pin 'x'; pins: {named} and 4 more"
+
+
+def test_many_orders_are_looked_up_once_and_many_pins_end_at_once():
+    h = Harness(pool_tokens=2048, pin_budget=1024, context_length=64)
+    looked_up, counted = [], []
+    peek, count = h.scheduler._pools.cache.peek, h.scheduler._desk._pins._count
+    h.scheduler._pools.cache.peek = lambda *args, **more: looked_up.append(1) or peek(*args, **more)
+    h.scheduler._desk._pins._count = lambda: counted.append(1) or count()
+    h.scheduler.receive([Pin(id=i, name=f"p{i}", tokens=pack([i] * 8), ttl_s=50.0) for i in range(60)])
+    for i in range(60):
+        assert h.add(f"r{i}", [i], max_new_tokens=1).accepted
+    assert len(looked_up) == 60
+    h.run()
+    assert (h.stat("pinned"), len(counted)) == (480, 60)
+    looked_up.clear()
+    for i in range(5):
+        assert h.add(f"s{i}", [i], max_new_tokens=1).accepted
+    assert not looked_up
+    h.now = 1000.0
+    assert ask(h, GetCache(id=100)).pins == ()
+    assert (h.stat("pinned"), len(counted)) == (0, 61)
+
+
 def test_an_order_counts_before_it_is_computed():
     h = Harness(pool_tokens=100, context_length=100, pin_budget=40)
     order(h, 1, "a", range(30))

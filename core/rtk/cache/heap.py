@@ -13,16 +13,16 @@ _Entry = tuple[tuple[Any, ...], int, int, Node]
 class EvictionHeap:
     """Unlocked leaves by the policy's key, then by node id.
 
-    Invariant: every unlocked leaf has an entry with the key it has now (`node.heap_key`). Whatever changes a fact locks
-    the node, which voids its entry, or offers it again; void entries are told by identity and passed over. Only a
+    Invariant: every unlocked leaf has one valid entry, with the key it has now: that numbered `node.entry`. Whatever
+    changes a fact locks the node, which voids its entry, or offers it again; void entries are passed over. Only a
     policy with a memory of its own may change its mind without that: its keys are asked for again at the top.
     """
 
     def __init__(self, policy: GuardedEviction) -> None:
         self._policy = policy
         self._heap: list[_Entry] = []
-        self._live = 0  # entries that are some node's heap_key
-        self._serial = itertools.count()
+        self._valid = 0
+        self._numbers = itertools.count()
         self._own_order = False  # the keys are the host's, in place of those of a policy that was given up
 
     def __len__(self) -> int:
@@ -37,46 +37,45 @@ class EvictionHeap:
 
     def void(self, node: Node) -> None:
         """`node` is no unlocked leaf any more. O(1)."""
-        node.heap_key = None
-        self._live -= 1
+        node.entry = None
+        self._valid -= 1
 
     def pop(self) -> tuple[Node, tuple[Any, ...]] | None:
         """Take out the unlocked leaf that goes first, with its key; None if there is none. O(log n) amortised."""
         while self._heap:
-            key, _, _, node = heappop(self._heap)
-            if node.heap_key is not key:
+            key, _, number, node = self._heap[0]
+            if node.entry != number:
+                heappop(self._heap)
                 continue
-            self.void(node)
             if self._policy.remembers:
                 current = self._policy.key(node.view())
                 if self._policy.faulted and not self._own_order:
-                    self._enter(node, current)
                     self._rebuild()
                     continue
                 if current > key:
                     self._enter(node, current)
                     continue
+            heappop(self._heap)
+            self.void(node)
             return node, key
         return None
 
     def _enter(self, node: Node, key: tuple[Any, ...]) -> None:
-        if node.heap_key is None:
-            self._live += 1
-        node.heap_key = key
-        heappush(self._heap, (key, node.id, next(self._serial), node))
-        if len(self._heap) > 2 * self._live + 64:
+        if node.entry is None:
+            self._valid += 1
+        node.entry = next(self._numbers)
+        heappush(self._heap, (key, node.id, node.entry, node))
+        if len(self._heap) > 2 * self._valid + 64:
             self._compact()
 
     def _compact(self) -> None:
         """Drop void entries. O(n), after at least n pushes."""
-        self._heap = [entry for entry in self._heap if entry[3].heap_key is entry[0]]
+        self._heap = [entry for entry in self._heap if entry[3].entry == entry[2]]
         heapify(self._heap)
 
     def _rebuild(self) -> None:
         """Key every leaf anew, by the host's own order, after the policy was given up. O(n), once."""
         self._own_order = True
-        leaves = {node.id: node for *_, node in self._heap if node.heap_key is not None}
-        for node in leaves.values():
-            node.heap_key = self._policy.key(node.view())
-        self._heap = [(node.heap_key or (), node.id, next(self._serial), node) for node in leaves.values()]
+        valid = [(number, node) for _, _, number, node in self._heap if node.entry == number]
+        self._heap = [(self._policy.key(node.view()), node.id, number, node) for number, node in valid]
         heapify(self._heap)

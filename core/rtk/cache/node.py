@@ -25,7 +25,7 @@ class Node:
         "below",
         "children",
         "created",
-        "heap_key",
+        "entry",
         "hits",
         "id",
         "last_use",
@@ -56,7 +56,8 @@ class Node:
         self.created = self.last_use = tick
         self.hits = 0
         self.priority = 0
-        self.heap_key: tuple[Any, ...] | None = None
+        self.entry: int | None = None
+        """The number of the heap's valid entry for the node."""
         self.states: tuple[Any, ...] = ()
         """What the cache's components keep for these tokens, one entry each, or nothing at all."""
         self.stored: Any = None

@@ -145,6 +145,11 @@ class PrefixCache:
         return self._roots.get(namespace)
 
     @property
+    def version(self) -> int:
+        """Another one whenever what a `peek` finds may be another."""
+        return self._version
+
+    @property
     def namespaces(self) -> int:
         """Namespaces that something is cached of."""
         return len(self._roots)
@@ -163,15 +168,15 @@ class PrefixCache:
         """
         if match.version != self._version:
             match = self.peek(key, match.length)
+        node = match.node
+        if node is not None and match.offset < node.size:
+            node = self._split(node, match.offset)
         self._tick = tick = self._tick + 1
         lease = Lease(self, key.namespace, priority)
         self._leases.add(lease)
-        node = match.node
         if node is None:
             return lease
-        if match.offset < node.size:
-            node = self._split(node, match.offset)
-        elif node.heap_key is not None:
+        if node.entry is not None:
             self._heap.void(node)
         lease.node, lease.length = node, match.length
         taken, told = 0, self._policy.on_hit
@@ -225,30 +230,30 @@ class PrefixCache:
         count -= count % self.page_size
         if count <= begin or not self.enabled:
             return Grown(begin, EMPTY, EMPTY)
-        self._tick += 1
         node = lease.node or self._root(lease.namespace)
         page, position, end = self._page_bytes, begin * TOKEN_BYTES, count * TOKEN_BYTES
-        canonical: list[bytes] = []
-        while position < end:
-            child = node.children.get(tokens[position : position + page])
-            if child is None:
-                packed = slots[position // TOKEN_BYTES : count].tobytes()
-                child = self._hang(node, tokens[position:end], packed, lease.priority)
-            else:
-                segment = child.tokens
-                stop = position + len(segment)
-                if stop > end or not tokens.startswith(segment, position):
-                    limit = min(len(segment), end - position)
-                    same = self._whole_pages(common_prefix(tokens, position, segment, 0, limit))
-                    child = self._split(child, same // TOKEN_BYTES)
-                if child.packed:
-                    canonical.append(child.packed)
-                    self._lock(child, lease.priority)
-                else:
-                    own = slots[child.start : child.start + child.size]
-                    self._bring_back(node, child, own.tobytes(), lease.priority)
+        there: list[Node] = []
+        while position < end and (child := node.children.get(tokens[position : position + page])) is not None:
+            segment = child.tokens
+            stop = position + len(segment)
+            if stop > end or not tokens.startswith(segment, position):
+                limit = min(len(segment), end - position)
+                same = self._whole_pages(common_prefix(tokens, position, segment, 0, limit))
+                child = self._split(child, same // TOKEN_BYTES)
+            there.append(child)
             position += child.size * TOKEN_BYTES
             node = child
+        self._tick += 1
+        canonical: list[bytes] = []
+        for child in there:
+            if child.packed:
+                canonical.append(child.packed)
+                self._lock(child, lease.priority)
+            else:
+                self._bring_back(child, slots[child.start : child.start + child.size].tobytes(), lease.priority)
+        if position < end:
+            packed = slots[position // TOKEN_BYTES : count].tobytes()
+            node = self._hang(node, tokens[position:end], packed, lease.priority)
         lease.node, lease.length = node, count
         if not canonical:
             return Grown(begin, EMPTY, EMPTY)
@@ -260,7 +265,7 @@ class PrefixCache:
         if not node.locks:
             self.evictable -= node.size
             self.protected += node.size
-            if node.heap_key is not None:
+            if node.entry is not None:
                 self._heap.void(node)
         node.locks += 1
         node.last_use = self._tick
@@ -286,10 +291,10 @@ class PrefixCache:
             self._policy.on_insert(leaf.view())
         return leaf
 
-    def _bring_back(self, parent: Node, node: Node, packed: bytes, priority: int) -> None:
+    def _bring_back(self, node: Node, packed: bytes, priority: int) -> None:
         """A node whose K/V was off the device has it again, and is locked once."""
         node.packed = packed
-        parent.below += 1
+        _parent(node).below += 1
         self.evictable += node.size
         self._version += 1
         self._lock(node, priority)
@@ -339,7 +344,12 @@ class PrefixCache:
             node, key = victim
             freed += node.size
             view = node.view() if told is not None else None
-            self._vacate(node, now, forget=forget)
+            try:
+                self._vacate(node, now, forget=forget)
+            except BaseException:
+                if node.packed:
+                    self._heap.offer(node)
+                raise
             if view is not None and told is not None:
                 told(view, key)
         return freed
@@ -348,22 +358,23 @@ class PrefixCache:
         """The one way off the device: the node's slots go back to the allocator.
 
         The node leaves the tree, with whatever hangs below it in the tier, unless the tier keeps a copy of its K/V.
+        Others' code is called before the books change, or after: the node stays as it is, or is gone, if that fails.
         """
-        parent = _parent(node)
+        if self._tier is not None and node.stored is None and not forget:
+            node.stored = self._tier.store(node)
+        self._allocator.release_packed(node.packed)
+        parent, states = _parent(node), node.states
         self.evictable -= node.size
         self.evicted += node.size
         self._version += 1
         parent.below -= 1
-        if self._tier is not None and node.stored is None and not forget:
-            node.stored = self._tier.store(node)
-        self._allocator.release_packed(node.packed)
-        node.packed = b""
-        if node.states:
-            self._free_states(node)
-        if node.stored is None or forget:
-            self._take_out(parent, node, now)
+        node.packed, node.states = b"", ()
         if not parent.below and not parent.locks and parent.parent is not None:
             self._heap.offer(parent)
+        if node.stored is None or forget:
+            self._take_out(parent, node, now)
+        if states:
+            self._free(states)
 
     def _take_out(self, parent: Node, node: Node, now: float) -> None:
         page = node.tokens[: self._page_bytes]
@@ -371,12 +382,12 @@ class PrefixCache:
         self.log.add(Evicted(place, page, node.size, self._tick, now, self._policy.name))
         del parent.children[page]
         node.parent, node.tokens = None, b""  # a void entry of the heap may keep the node alive for a while
-        if self._tier is not None:
-            self._drop_copies(self._tier, node)
         if not parent.children:
             parent.children = NO_CHILDREN
             if isinstance(parent, Root):
                 del self._roots[parent.namespace]
+        if self._tier is not None:
+            self._drop_copies(self._tier, node)
 
     def _drop_copies(self, tier: Tier, node: Node) -> None:
         """A node leaves the tree, and whatever hangs below it, all in the tier, leaves too."""
@@ -389,11 +400,10 @@ class PrefixCache:
             stack += node.children.values()
             node.parent, node.children = None, NO_CHILDREN
 
-    def _free_states(self, node: Node) -> None:
-        for component, state in zip(self._components, node.states, strict=True):
+    def _free(self, states: tuple[Any, ...]) -> None:
+        for component, state in zip(self._components, states, strict=True):
             if state is not None:
                 component.free(state)
-        node.states = ()
 
     def flush(self) -> int:
         """Evict everything that is not locked and empty the tier of it; returns the tokens given back."""
@@ -402,6 +412,7 @@ class PrefixCache:
             for node in [node for node in self.nodes() if not node.packed]:
                 parent = node.parent
                 if parent is not None and (parent.packed or isinstance(parent, Root)):
+                    self._version += 1
                     self._take_out(parent, node, now)
         return self.evict(self.evictable, forget=True)
 
@@ -444,9 +455,7 @@ class PrefixCache:
         assert node.locks == leases, f"{node.locks} locks for {leases} leases"
         assert node.below == sum(bool(child.packed) for child in node.children.values()), "children are miscounted"
         assert node.packed or not node.below, "a node on the device hangs below one that is not"
-        assert node.is_evictable_leaf == (node.heap_key is not None), (
-            "the heap has other nodes than the evictable leaves"
-        )
+        assert node.is_evictable_leaf == (node.entry is not None), "the heap has other nodes than the evictable leaves"
 
 
 def _parent(node: Node) -> Node:

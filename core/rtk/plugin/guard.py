@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 HOST_EVICTION = "least recently used"
 EXACT_TYPES = frozenset({bool, int, str})
 KEY_TYPES = EXACT_TYPES | {float, np.float64}
-"""What eviction keys are made of: exactly these types, whose comparisons cannot fail; a subclass's may."""
+"""What eviction keys are made of: exactly these types; comparisons of a subclass's may fail.
+
+So may NumPy's with a huge int: its floats become Python's.
+"""
 
 
 class Health:
@@ -99,7 +102,7 @@ class GuardedEviction:
             raise TypeError(f"answered {key!r}, which cannot be compared with its earlier keys")
         if EXACT_TYPES.issuperset(types):
             self._plain.add(types)
-        return key
+        return tuple(float(part) if type(part) is np.float64 else part for part in key)
 
     def fault(self, problem: str) -> None:
         """Give the policy up."""

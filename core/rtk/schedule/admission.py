@@ -248,9 +248,12 @@ def _shrink(request: Request, capacity: int, pools: Pools) -> None:
 
 def give_back(request: Request, pools: Pools) -> None:
     """Release all that a request holds, in whole or in part: slots that are not in the tree, the row, the lease."""
-    lease = detach(request, pools)
-    if lease:
-        lease.release()
+    lease = request.lease
+    try:
+        detach(request, pools)
+    finally:
+        if lease:
+            lease.release()
 
 
 def detach(request: Request, pools: Pools) -> Lease | None:
@@ -259,7 +262,8 @@ def detach(request: Request, pools: Pools) -> Lease | None:
     request.lease, request.row = None, 0
     if row:
         begin = lease.length if lease else 0
-        pools.allocator.release(pools.table.slots(row, begin, request.capacity))
+        slots = pools.table.slots(row, begin, request.capacity)
         pools.table.release(row)
-    request.capacity = request.computed_len = 0
+        request.capacity = request.computed_len = 0
+        pools.allocator.release(slots)
     return lease

@@ -13,6 +13,9 @@ from rtk.schedule.budget import Limits, cold_charge
 from rtk.schedule.messages import CacheReport, Explain, Explained, Pin, Pinned, PinState, Refused
 from rtk.schedule.request import Request
 
+NAMED = 16
+"""Pins that a refusal names, where there are many."""
+
 _DISABLED = "the prefix cache is switched off (cache.disable)"
 
 
@@ -25,6 +28,8 @@ class CacheDesk:
         self._limits = limits
         self._clock = clock
         self._ordered: dict[str, Pin] = {}
+        self._takes: dict[str, int] = {}  # tokens that each order takes beyond what is pinned,
+        self._as_of = (0, 0)  # as of a version of the tree, and so many changes of the pins
 
     @property
     def pinned(self) -> int:
@@ -33,8 +38,16 @@ class CacheDesk:
 
     @property
     def spoken_for(self) -> int:
-        """Tokens that are pinned or ordered: no request can count on them. O(nodes pinned) for each order."""
-        return self._pins.tokens + sum(map(self._more, self._ordered.values()))
+        """Tokens that are pinned or ordered: no request can count on them. O(orders), and what `_orders` costs."""
+        return self._pins.tokens + sum(self._orders().values())
+
+    def _orders(self) -> dict[str, int]:
+        """`_more` of each order. O(1); after the tree or the pins changed, O(nodes pinned) and a look-up an order."""
+        as_of = self._pools.cache.version, self._pins.changes
+        if self._as_of != as_of:
+            self._takes = {name: self._more(pin) for name, pin in self._ordered.items()}
+            self._as_of = as_of
+        return self._takes
 
     def _more(self, pin: Pin) -> int:
         """Tokens that an order takes beyond what is pinned now; the pins it shares with may go before it is there."""
@@ -47,7 +60,7 @@ class CacheDesk:
         return length - length % self._limits.page_size
 
     def expire(self) -> None:
-        """Take off the pins whose time is over. O(pins)."""
+        """Take off the pins whose time is over. O(1), and O(nodes pinned) where there are any."""
         self._pins.expire()
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -89,7 +102,7 @@ class CacheDesk:
     # --- pins ---------------------------------------------------------------------------------------------------
 
     def order(self, pin: Pin, accepted: Iterable[Request]) -> None:
-        """Accept a pin, whose prefix is then to be computed. O(accepted + nodes pinned).
+        """Accept a pin, whose prefix is then to be computed. O(accepted), and what `spoken_for` costs.
 
         Raises `RequestError`, with the numbers: over budget, or some accepted request could never run beside it.
         """
@@ -99,7 +112,9 @@ class CacheDesk:
         if not self._whole_pages(pin):
             problem = f"its {length} tokens do not fill a page of {page}"
             raise _refusal(problem, code="pin_too_short", field="prompt", status=400)
-        if pin.name in self._pins or pin.name in self._ordered:
+        if pin.name in self._ordered:
+            raise _refusal(self._being_computed(pin.name), code="duplicate_pin", field="name")
+        if pin.name in self._pins:
             problem = f"there is a pin {pin.name!r} already; unpin it first"
             raise _refusal(problem, code="duplicate_pin", field="name")
         taken, more = self.spoken_for, self._more(pin)
@@ -110,16 +125,16 @@ class CacheDesk:
                 code="pin_over_budget",
             )
         self._check_room(pin.name, self._limits.pool_tokens - taken - more, accepted)
-        self._ordered[pin.name] = pin
+        self._ordered[pin.name], self._takes[pin.name] = pin, more
 
     def _check_room(self, name: str, left: int, accepted: Iterable[Request]) -> None:
         """Refuse what would leave too few tokens for a request that was accepted, those that compute pins included."""
-        page = self._limits.page_size
+        page, orders = self._limits.page_size, self._orders()
         for request in accepted:
             charge = cold_charge(request.prompt_len, request.max_new_tokens, page)
             needs = max(charge + 1, request.prompt_len + request.max_new_tokens)
             if request.pin is not None:
-                needs -= self._more(request.pin)  # which is spoken for already, by itself
+                needs -= orders[request.pin.name]  # which is spoken for already, by itself
             if needs > left:
                 raise _refusal(
                     f"pin {name!r} would leave {left} tokens of the pool, and a request that was accepted needs "
@@ -129,19 +144,24 @@ class CacheDesk:
 
     def settle(self, pin: Pin, lease: Lease | None, problem: str) -> Pinned | Refused:
         """The order is done: keep the lease, or say why there is none."""
-        del self._ordered[pin.name]
+        del self._ordered[pin.name], self._takes[pin.name]
         if lease is None:
             return Refused(id=pin.id, problem=problem or "the engine failed on this pin", code="pin_failed", status=500)
         return Pinned(id=pin.id, pin=self._state(self._pins.add(pin.name, lease, pin.ttl_s)))
 
     def unpin(self, id: int, name: str) -> Pinned | Refused:
         """Take a pin off."""
-        if name not in self._pins:
-            there = ", ".join(sorted(repr(pin.name) for pin in self._pins)) or "none"
-            return Refused(
-                id=id, problem=f"there is no pin {name!r}; pins: {there}", code="unknown_pin", field="name", status=404
-            )
-        return Pinned(id=id, pin=self._state(self._pins.remove(name)))
+        if name in self._pins:
+            return Pinned(id=id, pin=self._state(self._pins.remove(name)))
+        if name in self._ordered:
+            return Refused(id=id, problem=self._being_computed(name), code="pin_not_ready", field="name")
+        names = sorted(repr(pin.name) for pin in self._pins)
+        there = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+        problem = f"there is no pin {name!r}; pins: {there or 'none'}"
+        return Refused(id=id, problem=problem, code="unknown_pin", field="name", status=404)
+
+    def _being_computed(self, name: str) -> str:
+        return f"the prefix of pin {name!r} is being computed; try again when it is there"
 
 
 def _refusal(problem: str, *, code: str, field: str | None = None, status: int = 409) -> RequestError:

@@ -14,7 +14,7 @@ from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import CommitError, commit, detach, plan_admission
+from rtk.schedule.admission import CommitError, commit, detach, give_back, plan_admission
 from rtk.schedule.batch import Row, StepPlan, StepResult, TableWrite
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
@@ -277,9 +277,9 @@ class Scheduler:
         allocator, page = self._pools.allocator, self._limits.page_size
         decoding = [r for r in self._running if r is not self._chunked]
         full = [r for r in decoding if r.computed_len == r.capacity]
-        self._pools.cache.evict(len(full) * page - allocator.free)
         for request in full:
             try:
+                self._pools.cache.evict(page - allocator.free)
                 self._pools.table.write(request.row, request.capacity, allocator.alloc(1))
                 request.capacity += page
             except Exception:
@@ -412,11 +412,12 @@ class Scheduler:
         Answers the lease if it is kept.
         """
         try:
-            self._cache_computed(request)
-            lease = detach(request, self._pools)
-            if keep_lease or lease is None:
-                return lease
-            lease.release()
+            try:
+                self._cache_computed(request)
+                if keep_lease:
+                    return detach(request, self._pools)
+            finally:
+                give_back(request, self._pools)
         except Exception:
             log.exception("the books of request %s are wrong", request.rid)
             self.counters["invariant_violations"] += 1
