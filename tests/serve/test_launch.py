@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -72,6 +73,7 @@ def test_a_signal_ends_the_process_once(number, error):
 
 def test_a_second_interrupt_cuts_the_grace_short_and_a_third_forces(monkeypatch):
     monkeypatch.setattr(server_module, "GRACE_S", 1e6)
+    monkeypatch.setattr(server_module, "LINGER_S", 0)
     closed = []
     server = Server(None, lambda: closed.append(True))
 
@@ -88,3 +90,14 @@ def test_a_second_interrupt_cuts_the_grace_short_and_a_third_forces(monkeypatch)
     assert closed == [True] and not server.force_exit
     server.handle_exit(signal.SIGINT, None)
     assert server.force_exit
+
+
+def test_it_hangs_up_on_clients_that_do_not_read(monkeypatch):
+    monkeypatch.setattr(server_module, "GRACE_S", 0)
+    monkeypatch.setattr(server_module, "LINGER_S", 0)
+    happened = []
+    server, connection = Server(None, lambda: happened.append("engine closed")), Mock()
+    connection.transport.abort = lambda: happened.append("hung up")
+    server.server_state.connections.add(connection)
+    asyncio.run(server._end_requests())
+    assert happened == ["engine closed", "hung up"]

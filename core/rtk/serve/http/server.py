@@ -13,8 +13,10 @@ GRACE_S = 5.0
 """After a signal, how long running requests may take to end by themselves; a second Ctrl-C cuts it short."""
 LOOK_S = 0.1
 """How often that is looked for."""
+LINGER_S = 2.0
+"""How long clients may then take to read that; of those who do not, and of those who still send, it hangs up."""
 BACKSTOP_S = 10
-"""After a signal, when connections are closed whatever is going on in them."""
+"""After a signal, when what is still going on is cancelled, whatever it is."""
 
 
 class Server(uvicorn.Server):
@@ -50,3 +52,6 @@ class Server(uvicorn.Server):
                 break
             await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(self._close_engine)
+        await asyncio.sleep(LINGER_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # who serves it hears that the client has gone
