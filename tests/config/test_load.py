@@ -209,6 +209,7 @@ def test_a_secret_is_shown_nowhere(key: str) -> None:
         shown = f"{path} = '**********' (variable RTK_SERVE__ADMIN_API_KEY): {reason}"
         assert refusal({}, {"RTK_SERVE__ADMIN_API_KEY": key}) == shown
     message = refusal({"--admin-api-key": key}, {}, f"{path}={key}", f"serve.admin_api_kee={key}", "cache.page_size=0")
+    assert refusal({}, {}, f"{path}:{key}") == f"--set {path}: has no value; write --set key=value"
     assert f"{path} = '**********' (--set {path}): must be" in message
     with pytest.raises(ConfigError) as caught:
         config_from({path: key or 7})

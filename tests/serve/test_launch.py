@@ -1,14 +1,19 @@
 """What `rtk serve` does before and around serving; the server itself is in the tests beside this one."""
 
+import asyncio
+import signal
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from rtk.config.load import config_from
 from rtk.errors import ConfigError
-from rtk.serve.launch import _listen
+from rtk.serve.http import server as server_module
+from rtk.serve.http.server import Server
+from rtk.serve.launch import _exit, _listen
 
 
 def listen(**keys):
@@ -50,3 +55,49 @@ def test_the_command_tells_it_before_it_loads_anything():
     assert (result.returncode, result.stdout) == (1, "False\n")
     assert result.stderr.startswith("error: serve.host = '127.0.0.1', serve.port =")
     assert result.stderr.count("\n") == 1
+
+
+# --- signals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_the_process_once(number, error):
+    before = signal.signal(number, _exit)
+    try:
+        with pytest.raises(error):
+            signal.raise_signal(number)
+        signal.raise_signal(number)  # on the way out: nothing
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_second_interrupt_cuts_the_grace_short_and_a_third_forces(monkeypatch):
+    monkeypatch.setattr(server_module, "GRACE_S", 1e6)
+    monkeypatch.setattr(server_module, "LINGER_S", 0)
+    closed = []
+    server = Server(None, lambda: closed.append(True))
+
+    async def run():
+        ending = asyncio.ensure_future(server._end_requests())
+        await asyncio.sleep(0)
+        assert not ending.done()
+        server.handle_exit(signal.SIGINT, None)
+        await asyncio.wait_for(ending, 10)
+
+    server.handle_exit(signal.SIGINT, None)
+    assert (server.should_exit, server.force_exit) == (True, False)
+    asyncio.run(run())
+    assert closed == [True] and not server.force_exit
+    server.handle_exit(signal.SIGINT, None)
+    assert server.force_exit
+
+
+def test_it_hangs_up_on_clients_that_do_not_read(monkeypatch):
+    monkeypatch.setattr(server_module, "GRACE_S", 0)
+    monkeypatch.setattr(server_module, "LINGER_S", 0)
+    happened = []
+    server, connection = Server(None, lambda: happened.append("engine closed")), Mock()
+    connection.transport.abort = lambda: happened.append("hung up")
+    server.server_state.connections.add(connection)
+    asyncio.run(server._end_requests())
+    assert happened == ["engine closed", "hung up"]

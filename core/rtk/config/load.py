@@ -136,7 +136,8 @@ class CommandLine:
         for item in self.sets:
             path, equals, text = item.partition("=")
             if not equals:
-                layer.problems.append(f"--set {item}: has no value; write --set key=value")
+                named = re.split(r"[^\w.-]", item, maxsplit=1)[0]  # what follows may be a secret
+                layer.problems.append(f"--set {named}: has no value; write --set key=value")
             elif key := layer.named(path, f"--set {path}"):
                 layer.add_text(key, text, f"--set {key.path}")
 

@@ -29,15 +29,18 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
         collector = Collector()
         runtime = start(config, fetching, collector.after_step)
         collector.freeze()
-        signal.signal(signal.SIGTERM, _exit)  # uvicorn ends first, then raises the signal again
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
         try:
             _server(runtime, listener).run(sockets=[listener])
         finally:
             runtime.close()
 
 
-def _exit(*_: object) -> None:
-    raise SystemExit(0)
+def _exit(number: int, _: object) -> None:
+    """The process is on its way out: where a second signal of the kind came, there would be a traceback."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
 
 
 def _listen(config: ServeConfig) -> socket.socket:

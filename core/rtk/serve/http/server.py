@@ -4,24 +4,39 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 GRACE_S = 5.0
-"""After a signal, how long running requests may take to end by themselves."""
+"""After a signal, how long running requests may take to end by themselves; a second Ctrl-C cuts it short."""
+LOOK_S = 0.1
+"""How often that is looked for."""
+LINGER_S = 2.0
+"""How long clients may then take to read that; of those who do not, and of those who still send, it hangs up."""
 BACKSTOP_S = 10
-"""After a signal, when connections are closed whatever is going on in them."""
+"""After a signal, when what is still going on is cancelled, whatever it is."""
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. New connections are refused then; requests that still run after `GRACE_S` get an error."""
+    """Serves until a signal. New connections are refused then; requests that still run after `GRACE_S` get an error.
+
+    A second Ctrl-C gives them that error at once, a third leaves them without.
+    """
 
     def __init__(self, app: FastAPI, close_engine: Callable[[], None]) -> None:
         """`close_engine` ends what still runs; called from a thread of its own, once."""
         settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=BACKSTOP_S)
         super().__init__(settings)
         self._close_engine = close_engine
+        self._hurried = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by uvicorn when a signal comes; `force_exit` would leave every open request with a traceback."""
+        super().handle_exit(sig, frame)
+        if self.force_exit and not self._hurried:
+            self._hurried, self.force_exit = True, False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when a signal has come."""
@@ -32,5 +47,11 @@ class Server(uvicorn.Server):
             await ending
 
     async def _end_requests(self) -> None:
-        await asyncio.sleep(GRACE_S)
+        for _ in range(round(GRACE_S / LOOK_S)):
+            if self._hurried:
+                break
+            await asyncio.sleep(LOOK_S)
         await asyncio.to_thread(self._close_engine)
+        await asyncio.sleep(LINGER_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # who serves it hears that the client has gone
