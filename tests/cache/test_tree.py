@@ -261,3 +261,15 @@ def test_the_log_names_who_chose(make_tree):
         (pack([3]), "test"),
         (pack([0]), "least recently used, in place of test"),
     ]
+
+
+def test_a_lease_names_its_segments_and_two_leases_share_those_of_a_common_prefix(make_tree):
+    tree = make_tree()
+    tree.insert(range(10))
+    tree.insert([*range(6), 60, 61])
+    a, b = tree.acquire(range(10)), tree.acquire([*range(6), 60, 61])
+    assert [(start, length) for _, start, length in a.segments()] == [(0, 6), (6, 4)]
+    assert [(start, length) for _, start, length in b.segments()] == [(0, 6), (6, 2)]
+    assert a.segments()[0].node is b.segments()[0].node
+    assert a.slots().tolist() == [slot for segment in a.segments() for slot in segment.node.slots.tolist()]
+    assert tree.acquire([99]).segments() == []

@@ -16,6 +16,16 @@ class LeaseError(RuntimeError):
     """A lease was used after its release."""
 
 
+class Segment(NamedTuple):
+    """A stretch of a lease that lies in one node; requests whose leases share a node share its slots."""
+
+    node: Node
+    start: int
+    """Position in the sequence of its first token."""
+    length: int
+    """Tokens."""
+
+
 class Grown(NamedTuple):
     """What `Lease.grow` found in the tree already: the request's own copies, and the slots to use in their place."""
 
@@ -61,6 +71,10 @@ class Lease:
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
+
+    def segments(self) -> list[Segment]:
+        """What is held, in the order of the sequence. O(d)."""
+        return [Segment(node, node.start, node.size) for node in self.nodes()][::-1]
 
     def slots(self) -> Slots:
         """The slots of the tokens held, [length] int32. O(length)."""
