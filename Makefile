@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# what a failed step leaves is not taken for finished: a virtual environment without pip, for example
+.DELETE_ON_ERROR:
+
 .PHONY: serve test lint golden clean
 
 serve: $(VENV)/.serve
@@ -20,6 +23,7 @@ golden: $(VENV)/.test  ## make the golden ids of the real model anew, with trans
 	$(BIN)/python tests/e2e/make_golden.py
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.exit("error: rtk needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: $(BIN)/python pyproject.toml constraints.txt
