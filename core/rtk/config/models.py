@@ -131,7 +131,10 @@ class PinsConfig(Section):
     """Prefixes that stay cached because somebody asked for it."""
 
     budget: int | None = Field(
-        default=None, ge=0, description="tokens that all pins together may hold; null: a quarter of the KV pool"
+        default=None,
+        ge=0,
+        description="tokens that all pins together may hold; null: a quarter of the KV pool",
+        json_schema_extra=flag("--pin-budget"),
     )
 
 
