@@ -77,7 +77,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "top_p": (lambda v: _number(v) and 0 <= v <= 1, "a number from 0 to 1"),
     "top_k": (lambda v: _count(v, -1), f"an integer from -1 to {MAX_COUNT}; -1 and 0 keep every token"),
-    "seed": (lambda v: v is None or (_integer(v) and abs(v) <= MAX_SEED), "a 64-bit integer, or null"),
+    "seed": (
+        lambda v: v is None or (_integer(v) and abs(v) <= MAX_SEED),
+        "an integer from -(2^63 - 1) to 2^63 - 1, or null",
+    ),
     "max_new_tokens": (lambda v: v is None or _count(v), f"an integer from 0 to {MAX_COUNT}, or null"),
     "min_new_tokens": (_count, f"an integer from 0 to {MAX_COUNT}"),
     "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
