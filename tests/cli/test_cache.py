@@ -171,7 +171,10 @@ def test_no_address(url: str, problem: str) -> None:
 @pytest.mark.parametrize("key", ["two words", "new\nline", "schlüssel", ""])
 def test_no_key(key: str) -> None:
     message = failure("show", "--admin-key", key)
-    assert message == "--admin-key: must be printable ASCII characters without spaces, as serve.admin_api_key is"
+    assert message == (
+        "--admin-key (or RTK_SERVE__ADMIN_API_KEY): must be printable ASCII characters without spaces, "
+        "as serve.admin_api_key is"
+    )
 
 
 @contextmanager
