@@ -149,7 +149,9 @@ class _Server:
 
 
 def _refusal(body: Mapping[str, Any]) -> RequestError:
-    return RequestError(f"{body['error']['message']} ({body['error']['code']})")
+    message, code = body["error"]["message"], body["error"]["code"]
+    here = f"; rtk cache takes it from --admin-key or {KEY_VARIABLE}" if code == "admin_unauthorized" else ""
+    return RequestError(f"{message} ({code}){here}")
 
 
 # --- printing ---------------------------------------------------------------------------------------------------
