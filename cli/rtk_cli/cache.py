@@ -15,6 +15,7 @@ LIMIT_S = 90.0
 """How long a server may take to answer: longer than it gives its own engine. A pin may take as long as it takes."""
 SHOWN_CHARACTERS = 40
 """Of a salt, in tables."""
+KEY_VARIABLE = variable("serve.admin_api_key")
 
 app = typer.Typer(
     help="Look into the prefix cache of a running server, and keep or drop what is there.", no_args_is_help=True
@@ -23,7 +24,7 @@ app = typer.Typer(
 Url = Annotated[str, typer.Option(help="where the server is", show_default=True)]
 AdminKey = Annotated[
     str | None,
-    typer.Option(help="the server's serve.admin_api_key", envvar=variable("serve.admin_api_key"), show_envvar=True),
+    typer.Option(help="the server's serve.admin_api_key", envvar=KEY_VARIABLE, show_envvar=True),
 ]
 Name = Annotated[str, typer.Argument(help="what the pin is called")]
 Salt = Annotated[str | None, typer.Option(help="the cache_salt of the requests that this is about")]
@@ -102,7 +103,8 @@ class _Server:
             raise ConfigError(f"--url {url}: must begin with http:// or https://")
         if key is not None and not re.fullmatch(r"[!-~]+", key):
             raise ConfigError(
-                "--admin-key: must be printable ASCII characters without spaces, as serve.admin_api_key is"
+                f"--admin-key (or {KEY_VARIABLE}): must be printable ASCII characters without spaces, "
+                "as serve.admin_api_key is"
             )
         self._url = url.rstrip("/")
         self._key = key
@@ -147,7 +149,9 @@ class _Server:
 
 
 def _refusal(body: Mapping[str, Any]) -> RequestError:
-    return RequestError(f"{body['error']['message']} ({body['error']['code']})")
+    message, code = body["error"]["message"], body["error"]["code"]
+    here = f"; rtk cache takes it from --admin-key or {KEY_VARIABLE}" if code == "admin_unauthorized" else ""
+    return RequestError(f"{message} ({code}){here}")
 
 
 # --- printing ---------------------------------------------------------------------------------------------------

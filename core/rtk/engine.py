@@ -166,11 +166,11 @@ class Engine:
 
         `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` where it does not fit.
         """
-        return self._wait(self._manager.pin, name, _request(prompt, cache_salt=cache_salt), _plain(ttl_s))
+        return self._wait(self._manager.pin, _plain(name), _request(prompt, cache_salt=cache_salt), _plain(ttl_s))
 
     def unpin(self, name: str) -> PinState:
         """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""
-        return self._wait(self._manager.unpin, name)
+        return self._wait(self._manager.unpin, _plain(name))
 
     def flush(self) -> int:
         """Empty the prefix cache, but for pins; answers the tokens given back.

@@ -130,6 +130,7 @@ def failure(*args: str) -> str:
 def test_without_the_key(http: Served, args: tuple[str, ...], key: tuple[str, ...]) -> None:
     assert failure(*args, "--url", http.base, *key) == (
         "administrators only: send the server's serve.admin_api_key as 'Authorization: Bearer KEY' (admin_unauthorized)"
+        "; rtk cache takes it from --admin-key or RTK_SERVE__ADMIN_API_KEY"
     )
 
 
@@ -171,7 +172,10 @@ def test_no_address(url: str, problem: str) -> None:
 @pytest.mark.parametrize("key", ["two words", "new\nline", "schlüssel", ""])
 def test_no_key(key: str) -> None:
     message = failure("show", "--admin-key", key)
-    assert message == "--admin-key: must be printable ASCII characters without spaces, as serve.admin_api_key is"
+    assert message == (
+        "--admin-key (or RTK_SERVE__ADMIN_API_KEY): must be printable ASCII characters without spaces, "
+        "as serve.admin_api_key is"
+    )
 
 
 @contextmanager

@@ -74,10 +74,10 @@ def test_the_pinned_tokens_are_no_requests_to_count_on():
     h.run()
     assert pin(h, 1, "p", range(30)).pin.tokens == 30
     refused = h.add("beside", range(500, 540), **fits)
-    assert (refused.code, refused.problem.split(";")[0]) == (
+    assert (refused.code, refused.problem) == (
         "never_fits",
         "the request can never fit: its charge of 70 tokens reaches the pool of 100, of which 30 are pinned"
-        " (page size 1)",
+        " (page size 1); shorten it, lower max_new_tokens, unpin something, or start with a larger cache.pool_tokens",
     )
     assert h.add("fits", range(500, 539), **fits).accepted
     h.step()
@@ -116,6 +116,12 @@ def test_a_pin_ends_by_the_clock_and_its_prefix_stays_until_it_is_evicted():
     assert (report.pins, report.pinned, report.evictable, report.protected) == ((), 0, 10, 0)
     assert ask(h, Unpin(id=4, name="p")).code == "unknown_pin"
     assert pin(h, 5, "p", range(10)).pin.tokens == 10  # the name is free again
+
+
+def test_what_is_left_of_a_pin_is_never_less_than_nothing():
+    h = Harness()
+    h.scheduler._desk._clock = lambda: h.now + 9.0  # the answer took a while
+    assert pin(h, 1, "p", range(4), ttl_s=5.0).pin.expires_in_s == 0.0
 
 
 def test_a_pin_ends_in_the_middle_of_a_run():

@@ -284,8 +284,8 @@ def test_an_explanation(engine):
 
 def test_pins_and_the_report(engine):
     one = engine()
-    pin = one.pin("p", Chat([{"role": "user", "content": "hi"}]), cache_salt="s", ttl_s=np.float64(60))
-    assert (pin.name, pin.namespace.salt) == ("p", "s")
+    pin = one.pin(np.str_("p"), Chat([{"role": "user", "content": "hi"}]), cache_salt="s", ttl_s=np.float64(60))
+    assert (type(pin.name), pin.name, pin.namespace.salt) == (str, "p", "s")
     assert 59 < pin.expires_in_s <= 60
     tokens = pin.tokens
     report = one.cache()
@@ -296,7 +296,7 @@ def test_pins_and_the_report(engine):
     with pytest.raises(RequestError, match="there is a pin 'p' already") as refused:
         one.pin("p", "abc")
     assert (refused.value.status, refused.value.code) == (409, "duplicate_pin")
-    assert one.unpin("p").tokens == tokens
+    assert one.unpin(np.str_("p")).tokens == tokens
     assert one.cache().pins == ()
     assert one.flush() == tokens
     with pytest.raises(RequestError, match="there is no pin 'p'; pins: none"):

@@ -363,4 +363,6 @@ def test_other_namespaces(http):
 
 @pytest.mark.parametrize("value", ["", "ALL", 5, ["all"]], ids=str)
 def test_what_is_no_choice_of_namespaces(http, value):
-    assert error_of(http.post("/cache/explain", {"text": "a", "namespaces": value}))["param"] == "namespaces"
+    error = error_of(http.post("/cache/explain", {"text": "a", "namespaces": value}))
+    assert error["param"] == "namespaces"
+    assert error["message"].endswith(': must be "own" or "all"')

@@ -52,10 +52,10 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, p
         )
     least = cold_charge(prompt_len, 1 if asked is None else asked, page)
     if least >= pool:
-        raise _never_fits(f"its charge of {least} tokens reaches {reach} (page size {page})")
+        raise _never_fits(f"its charge of {least} tokens reaches {reach} (page size {page})", pinned)
     if asked is not None:
         if prompt_len + asked > pool:
-            raise _never_fits(f"prompt ({prompt_len}) + max_new_tokens ({asked}) exceeds {reach}")
+            raise _never_fits(f"prompt ({prompt_len}) + max_new_tokens ({asked}) exceeds {reach}", pinned)
         return asked
     allowed = min(context, pool) - prompt_len
     slack = pool - cold_charge(prompt_len, 0, page) - 1  # the charge must stay below the pool
@@ -73,9 +73,11 @@ def check_prompt_length(length: int, context: int, *, field: str = "prompt") -> 
         )
 
 
-def _never_fits(why: str) -> RequestError:
+def _never_fits(why: str, pinned: int) -> RequestError:
+    unpin = "unpin something, " if pinned else ""
     return RequestError(
-        f"the request can never fit: {why}; shorten it, lower max_new_tokens, or start with a larger cache.pool_tokens",
+        f"the request can never fit: {why}; "
+        f"shorten it, lower max_new_tokens, {unpin}or start with a larger cache.pool_tokens",
         field="prompt",
         code="never_fits",
     )

@@ -96,7 +96,7 @@ class CacheDesk:
         )
 
     def _state(self, pin: PinnedPrefix) -> PinState:
-        left = None if pin.expires_s is None else pin.expires_s - self._clock()
+        left = None if pin.expires_s is None else max(0.0, pin.expires_s - self._clock())
         return PinState(name=pin.name, tokens=pin.tokens, namespace=pin.namespace, expires_in_s=left)
 
     # --- pins ---------------------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ class CacheExplanation:
     matched_tokens: int
     """How far the prompt agrees with what is cached, in whole pages."""
     ends: Ends
-    """Why the match ends: with the prompt, at other tokens, where something was evicted, or where nothing ever was."""
+    """Why the match ends: with the prompt, at other tokens, in a slower tier, where something was evicted, or where
+    nothing ever was."""
     differs: Difference | None
     """Set where it ends with `differs`."""
     evicted: Eviction | None

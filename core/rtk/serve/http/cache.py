@@ -49,7 +49,7 @@ class Cache(Endpoints):
     async def explain(self, request: Request) -> Response:
         """POST /cache/explain: why a prompt hits as much as it does. Other namespaces for administrators only."""
         values, ignored = await self.read(request, Scope.EXPLAIN)
-        wanted = typed(values, "namespaces", str, _OWN)
+        wanted = values.get("namespaces", _OWN)
         if wanted not in (_OWN, _ALL):
             raise must_be(f'"{_OWN}" or "{_ALL}"', "namespaces", wanted)
         if wanted == _ALL:
