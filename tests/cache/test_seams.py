@@ -75,9 +75,10 @@ def test_a_state_that_comes_after_a_look_makes_it_old(make_tree):
     tree = make_tree(components=[recurrent])
     lease = tree.acquire(range(8))
     tree.fill(lease, range(8))
-    before = tree.peek(range(8))
+    before = tree.cache.version
+    assert tree.peek(range(8)).length == 0
     lease.attach("recurrent", recurrent.make("8"))
-    assert before.length == 0 and before.version != tree.peek(range(8)).version
+    assert tree.peek(range(8)).length == 8 and before != tree.cache.version
     lease.release()
 
 
@@ -190,6 +191,13 @@ def test_what_follows_a_nodes_end_does_not_follow_its_middle(make_tree):
     assert tree.peek([*range(8), *[50] * 4]).stored == 4
     match = tree.peek([*range(4), *[50] * 4])
     assert (match.length, match.stored) == (4, 0)
+
+
+def test_what_follows_a_copy_does_not_follow_its_middle(make_tree):
+    tree = make_tree(tier=HostTier(100))
+    compute(tree, [1, 2, 3], 2)
+    tree.cache.evict(3)
+    assert [tree.peek(tokens).stored for tokens in ([1, 2, 3], [1, 3], [2])] == [3, 1, 0]
 
 
 def test_what_components_cut_off_is_not_followed_by_the_tier(make_tree):
