@@ -83,27 +83,25 @@ def test_a_state_that_comes_after_a_look_makes_it_old(make_tree):
     lease.release()
 
 
-class Approximate:
-    """Serves all but the last tokens, in no whole pages."""
+class AtMost:
+    """Serves so many tokens, whole pages or not."""
 
-    name = "approximate"
+    name = "at most"
 
-    def __init__(self, lacks):
-        self.lacks = lacks
+    def __init__(self, most):
+        self.most = most
 
     def usable(self, path):
-        return max(0, sum(each.used for each in path) - self.lacks) if len(path) > 1 else path[0].used
+        return min(self.most, sum(each.used for each in path))
 
 
-@pytest.mark.parametrize(("lacks", "length"), [(1, 4), (4, 4), (0, 8)])
-def test_what_a_component_serves_is_cut_to_whole_pages(make_tree, lacks, length):
-    tree = make_tree(page_size=4, components=[Approximate(lacks)])
+@pytest.mark.parametrize(("most", "length"), [(3, 0), (4, 4), (7, 4), (8, 8), (9, 8)])
+def test_what_a_component_serves_is_cut_to_whole_pages(make_tree, most, length):
+    tree = make_tree(page_size=4, components=[AtMost(most)])
     for end in (4, 8):
-        lease = tree.acquire(range(end), limit=0)
-        tree.fill(lease, list(range(end)))
-        lease.release()
+        compute(tree, range(end))
     match = tree.peek(range(8))
-    assert (match.length, match.node.start + match.offset, match.offset) == (length, length, 4)
+    assert (match.length, match.offset) == (length, min(length, 4))
 
 
 # --- sliding windows ----------------------------------------------------------------------------------------------
@@ -192,6 +190,13 @@ def test_what_follows_a_nodes_end_does_not_follow_its_middle(make_tree):
     assert tree.peek([*range(8), *[50] * 4]).stored == 4
     match = tree.peek([*range(4), *[50] * 4])
     assert (match.length, match.stored) == (4, 0)
+
+
+def test_what_follows_a_copy_does_not_follow_its_middle(make_tree):
+    tree = make_tree(tier=HostTier(100))
+    compute(tree, [1, 2, 3], 2)
+    tree.cache.evict(3)
+    assert [tree.peek(tokens).stored for tokens in ([1, 2, 3], [1, 3], [2])] == [3, 1, 0]
 
 
 def test_what_components_cut_off_is_not_followed_by_the_tier(make_tree):

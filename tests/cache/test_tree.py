@@ -61,6 +61,30 @@ def test_a_stale_match_is_looked_up_again(make_tree):
     lease.release()
 
 
+@pytest.mark.parametrize(("evicted", "left"), [(1, 4), (9, 0)])
+def test_a_match_of_what_is_gone_holds_what_is_left(make_tree, evicted, left):
+    tree = make_tree()
+    tree.insert(range(4))
+    tree.insert(range(9))
+    key = Key(DEFAULT_NAMESPACE, pack(range(9)))
+    match = tree.cache.peek(key)
+    tree.cache.evict(evicted)
+    lease = tree.cache.acquire(key, match)
+    assert (match.length, lease.length, tree.books()) == (9, left, (0, left))
+    lease.release()
+
+
+def test_a_match_inside_a_node_that_was_split_since_is_as_long(make_tree):
+    tree = make_tree()
+    tree.insert(range(10))
+    key = Key(DEFAULT_NAMESPACE, pack(range(10)))
+    match = tree.cache.peek(key, limit=5)
+    tree.match([0, 1, 2, 99])
+    lease = tree.cache.acquire(key, match)
+    assert (lease.length, len(lease.slots()), tree.books()) == (5, 5, (5, 5))
+    lease.release()
+
+
 def test_lock_cost_counts_a_shared_path_once(make_tree):
     tree = make_tree()
     tree.insert([*range(10), 50, 51])
@@ -71,6 +95,7 @@ def test_lock_cost_counts_a_shared_path_once(make_tree):
     assert (tree.cache.lock_cost(one, ledger), tree.cache.lock_cost(two, ledger)) == (12, 11)
     ledger.move(one)
     assert tree.cache.lock_cost(two, ledger) == 1
+    assert tree.cache.lock_cost(tree.peek(range(5)), ledger) == 0
     held = tree.acquire([*range(10), 60])
     assert tree.cache.lock_cost(tree.cache.peek(Key(DEFAULT_NAMESPACE, pack([*range(10), 60]))), LockLedger()) == 0
     held.release()
@@ -208,12 +233,31 @@ def test_the_heap_stays_small_though_keys_are_the_same_objects(make_tree, shared
         tree.insert([i])
     for i in range(1000):
         assert tree.match([i % 2]) == 1
-    assert len(tree.cache._heap) <= 2 * 4 + 64 + 1
+        assert len(tree.cache._heap) <= 2 * 4 + 64
     gone = []
     while tree.cache.evict(1):
         gone += [i for i in range(4) if not tree.peek([i]).length and i not in gone]
     assert gone == order
     assert len(tree.cache._heap) == 0
+
+
+class Position(EvictionPolicy):
+    """What starts late goes first: a split makes a leaf start later."""
+
+    facts = frozenset({"start"})
+
+    def key(self, node):
+        return (-node.start,)
+
+
+def test_a_leaf_that_a_split_moves_is_ranked_anew(make_tree):
+    tree = make_tree(policy=Position())
+    tree.insert([1, 2, 3, 4])
+    tree.insert([*range(10, 12), 5])
+    tree.match(range(10, 12))  # the leaf starts at 2 now
+    tree.match([1, 2, 3])  # and this one at 3
+    assert tree.cache.evict(1) == 1
+    assert (tree.peek([1, 2, 3, 4]).length, tree.peek([10, 11, 5]).length) == (3, 3)
 
 
 def test_what_a_look_finds_changes_with_the_version_only(make_tree):

@@ -2,8 +2,9 @@
 
 from collections import deque
 from typing import NamedTuple
+from zlib import crc32
 
-from rtk.cache.key import Namespace
+from rtk.cache.key import TOKEN_BYTES, Namespace
 
 KEPT = 4096
 KEPT_BYTES = 4 * 1024 * 1024
@@ -18,16 +19,25 @@ class Evicted(NamedTuple):
     """One eviction."""
 
     below: Place
+    id: int
+    """The node's."""
     page: bytes
     """The first page of the node's tokens, packed."""
     tokens: int
     """How many tokens the node had."""
+    checksum: int
+    """Of these tokens, see `checksum`."""
     tick: int
     """The cache's tick."""
     time_s: float
     """By the cache's clock."""
     policy: str
     """The eviction policy that chose the node; the host's own order once it stood in for a faulty one."""
+
+
+def checksum(tokens: bytes) -> int:
+    """What tells a node's tokens from others with the same first page. O(n) at memory speed."""
+    return crc32(tokens)
 
 
 class EvictionLog:
@@ -47,9 +57,24 @@ class EvictionLog:
         while len(self._recent) > KEPT or self._bytes > KEPT_BYTES:
             self._bytes -= _bytes_of(self._recent.popleft())
 
-    def find(self, below: Place, page: bytes) -> Evicted | None:
-        """The latest eviction, from below `below`, of a node with that first page. O(KEPT)."""
-        return next((e for e in reversed(self._recent) if e.page == page and e.below == below), None)
+    def find(self, places: dict[Place, int], tokens: bytes, at: int) -> Evicted | None:
+        """The latest eviction of a node that held what follows on `tokens[:at]`, as `tokens` goes on.
+
+        `places`: where nodes on the way of `tokens` end, in bytes. Those of evicted nodes are added: what hung below
+        one left before it did. O(KEPT) checksums.
+        """
+        for e in reversed(self._recent):
+            begin = places.get(e.below)
+            if begin is None or begin > at or not tokens.startswith(e.page, begin):
+                continue
+            end = begin + e.tokens * TOKEN_BYTES
+            if begin == at:
+                return e
+            if checksum(tokens[begin:end]) == e.checksum:
+                if at < end:
+                    return e
+                places[e.id] = end
+        return None
 
 
 def _bytes_of(evicted: Evicted) -> int:

@@ -5,7 +5,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rtk.cache.evictions import Evicted
+from rtk.cache.evictions import Evicted, Place
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
 from rtk.cache.node import Node, Root
 from rtk.cache.tree import PrefixCache
@@ -63,7 +63,7 @@ class Search(NamedTuple):
 
 
 def explain(cache: PrefixCache, key: Key) -> Explanation:
-    """See `Explanation`. O(n + d), and O(LOOKED_AT) page comparisons."""
+    """See `Explanation`. O(n + d), O(LOOKED_AT) page comparisons, and a look through the log of evictions."""
     page = cache.page_size * TOKEN_BYTES
     end = len(key.tokens) - len(key.tokens) % page
     root = cache.root(key.namespace)
@@ -73,10 +73,10 @@ def explain(cache: PrefixCache, key: Key) -> Explanation:
     differs: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
     if matched < end:
         inside = node is not None and used < node.size
-        below = key.namespace if node is None or isinstance(node, Root) else node.id
         following = key.tokens[matched : matched + page]
         stored = node is not None and not inside and following in node.children
-        evicted = None if inside or stored else cache.log.find(below, following)
+        places = _places(key.namespace, node.parent if node is not None and inside else node)
+        evicted = None if stored else cache.log.find(places, key.tokens, matched)
         rest = _most_similar(node, used * TOKEN_BYTES, key.tokens, matched, page) if node is not None else b""
         if stored:
             ends = "stored"
@@ -112,6 +112,15 @@ def search(cache: PrefixCache, key: Key) -> Search:
     lengths = (Elsewhere(each, cache.peek(key._replace(namespace=each), limit).length) for each in looked_at)
     more = [each for each in lengths if each.cached_tokens > own]
     return Search(tuple(heapq.nlargest(NAMED, more, key=lambda each: each.cached_tokens)), len(looked_at))
+
+
+def _places(namespace: Namespace, node: Node | None) -> dict[Place, int]:
+    """A node and all above it, with where they end, in bytes. O(d)."""
+    places: dict[Place, int] = {namespace: 0}
+    while node is not None and not isinstance(node, Root):
+        places[node.id] = (node.start + node.size) * TOKEN_BYTES
+        node = node.parent
+    return places
 
 
 def _most_similar(node: Node, used: int, tokens: bytes, at: int, page: int) -> bytes:

@@ -21,7 +21,8 @@ class EvictionHeap:
     def __init__(self, policy: GuardedEviction) -> None:
         self._policy = policy
         self._heap: list[_Entry] = []
-        self._valid = 0
+        self.valid = 0
+        """Entries that are valid: one for each unlocked leaf."""
         self._numbers = itertools.count()
         self._own_order = False  # the keys are the host's, in place of those of a policy that was given up
 
@@ -38,7 +39,7 @@ class EvictionHeap:
     def void(self, node: Node) -> None:
         """`node` is no unlocked leaf any more. O(1)."""
         node.entry = None
-        self._valid -= 1
+        self.valid -= 1
 
     def pop(self) -> tuple[Node, tuple[Any, ...]] | None:
         """Take out the unlocked leaf that goes first, with its key; None if there is none. O(log n) amortised."""
@@ -62,10 +63,10 @@ class EvictionHeap:
 
     def _enter(self, node: Node, key: tuple[Any, ...]) -> None:
         if node.entry is None:
-            self._valid += 1
+            self.valid += 1
         node.entry = next(self._numbers)
         heappush(self._heap, (key, node.id, node.entry, node))
-        if len(self._heap) > 2 * self._valid + 64:
+        if len(self._heap) > 2 * self.valid + 64:
             self._compact()
 
     def _compact(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rtk.cache.evictions import Evicted, EvictionLog
+from rtk.cache.evictions import Evicted, EvictionLog, checksum
 from rtk.cache.heap import EvictionHeap
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
 from rtk.cache.lease import Grown, Lease
@@ -379,7 +379,8 @@ class PrefixCache:
     def _take_out(self, parent: Node, node: Node, now: float) -> None:
         page = node.tokens[: self._page_bytes]
         place = parent.namespace if isinstance(parent, Root) else parent.id
-        self.log.add(Evicted(place, page, node.size, self._tick, now, self._policy.name))
+        kept = checksum(node.tokens)
+        self.log.add(Evicted(place, node.id, page, node.size, kept, self._tick, now, self._policy.name))
         del parent.children[page]
         node.parent, node.tokens = None, b""  # a void entry of the heap may keep the node alive for a while
         if not parent.children:
@@ -432,15 +433,17 @@ class PrefixCache:
         for lease in self._leases:
             for node in lease.nodes():
                 through[node.id] = through.get(node.id, 0) + 1
-        evictable = protected = 0
+        evictable = protected = leaves = 0
         seen: set[int] = set()
         for node in self.nodes():
             self._check_node(node, through.get(node.id, 0))
+            leaves += node.is_evictable_leaf
             if node.packed:
                 seen.update(node.slots.tolist())
                 evictable += 0 if node.locks else node.size
                 protected += node.size if node.locks else 0
         assert (evictable, protected) == (self.evictable, self.protected), "evictable or protected is off"
+        assert leaves == self._heap.valid, "the heap miscounts its valid entries"
         assert len(seen) == evictable + protected, "two nodes hold one slot"
         assert all(root.children for root in self._roots.values()), "an empty namespace was left behind"
         assert not NO_CHILDREN, "the empty dictionary that leaves share was written"
