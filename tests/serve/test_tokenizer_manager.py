@@ -13,8 +13,9 @@ from tiny_tokenizer import BOS, byte_level, ids_of, sentence_piece
 
 from rtk.errors import ModelError, RequestError
 from rtk.schedule.messages import Abort, Finish, NewRequest
+from rtk.serve.prompts import LONG_TEXT, MESSAGE_COST
 from rtk.serve.protocol import Chat, GenerateRequest, ModelFacts, sampling_defaults
-from rtk.serve.tokenizer_manager import LONG_TEXT, MESSAGE_COST, TokenizerManager
+from rtk.serve.tokenizer_manager import TokenizerManager
 
 TOKENIZER = byte_level()
 A, B, C = ids_of(TOKENIZER, "a", "b", "c")
@@ -135,7 +136,7 @@ def test_long_texts_are_encoded_in_a_thread(monkeypatch):
         return encode(text, **options)
 
     monkeypatch.setattr(TOKENIZER, "encode", noting)
-    monkeypatch.setattr("rtk.serve.tokenizer_manager.VERY_LONG_TEXT", 10_000)
+    monkeypatch.setattr("rtk.serve.prompts.VERY_LONG_TEXT", 10_000)
 
     async def test(manager, fake):
         for text in ("x" * LONG_TEXT, "x" * (LONG_TEXT + 1)):

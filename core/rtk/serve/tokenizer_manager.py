@@ -7,15 +7,13 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rtk.cache.key import TOKEN_BYTES, Namespace, pack
+from rtk.cache.key import TOKEN_BYTES, Namespace
 from rtk.errors import RequestError
-from rtk.schedule.budget import check_prompt_length
 from rtk.schedule.messages import (
     Abort,
     Answer,
@@ -38,8 +36,9 @@ from rtk.schedule.messages import (
     Unpin,
     Verdict,
 )
-from rtk.schedule.params import SamplingParams, check_text, check_token_ids, sampling_params, shown
+from rtk.schedule.params import SamplingParams, check_text, sampling_params, shown
 from rtk.serve.explanation import CacheExplanation, explanation
+from rtk.serve.prompts import PromptEncoder
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, check_defaults, sampling_defaults
 from rtk.serve.text import Detokenizer, TextOutput
 from rtk.serve.tokenizer import Tokenizer
@@ -47,15 +46,6 @@ from rtk.serve.tokenizer import Tokenizer
 __all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager", "sampling_defaults"]
 
 log = logging.getLogger(__name__)
-
-LONG_TEXT = 8_000
-"""Characters; longer texts are encoded in a thread, so that the event loop goes on (a shorter one takes about 5 ms)."""
-
-VERY_LONG_TEXT = 1_000_000
-"""Characters; texts above it are encoded one after the other: each takes some 300 bytes of memory a character."""
-
-MESSAGE_COST = 60
-"""Characters that could be encoded in the time that a template takes for an empty message."""
 
 MAX_NAME = 200
 """Characters of a request id, and of a pin's name."""
@@ -106,6 +96,7 @@ class TokenizerManager:
         self.tokenizer = tokenizer
         self._send = send
         self._healthy = healthy
+        self._prompts = PromptEncoder(tokenizer, facts)
         self._detokenizer = Detokenizer(tokenizer.assembler)
         self._numbers = itertools.count(1)
         self._entries: dict[str, _Entry] = {}
@@ -114,7 +105,6 @@ class TokenizerManager:
         """By client id; that of a batch names all of its requests."""
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lane = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtk-very-long")
         check_defaults(facts)
 
     def check_healthy(self) -> None:
@@ -234,7 +224,7 @@ class TokenizerManager:
         params = self._params(request)
         return NewRequest(
             rid=entry.id,
-            tokens=await self._tokens(request),
+            tokens=await self._prompts.tokens(request),
             params=params,
             namespace=_namespace(request),
             priority=_priority(request),
@@ -243,59 +233,6 @@ class TokenizerManager:
     def _params(self, request: GenerateRequest) -> SamplingParams:
         given = {**self.facts.default_sampling, **request.sampling}
         return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
-
-    async def _tokens(self, request: GenerateRequest) -> bytes:
-        """The prompt, encoded and packed."""
-        ids = await self._encode(request)
-        if not ids:
-            raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
-        check_prompt_length(len(ids), self.facts.context_length, field=request.prompt_name)
-        if (highest := max(ids)) >= self.facts.vocab_size:  # of a text: given ids have been looked at
-            raise RequestError(
-                f"{request.prompt_name} becomes token {highest}, which the model lacks: it knows those from 0 to "
-                f"{self.facts.vocab_size - 1}; leave out the special tokens that it was not made for",
-                field=request.prompt_name,
-            )
-        return pack(ids)
-
-    async def _encode(self, request: GenerateRequest) -> Sequence[int]:
-        prompt, name = request.prompt, request.prompt_name
-        if isinstance(prompt, str):
-            check_text(prompt, field=name)
-            return await self._in_thread(len(prompt), self._text_ids, prompt)
-        if isinstance(prompt, Chat):
-            _check_messages(prompt.messages, name)
-            length = sum(len(str(message.get("content"))) + MESSAGE_COST for message in prompt.messages)
-            return await self._in_thread(length, self._chat_ids, prompt, name)
-        if not _is_row(prompt):
-            raise RequestError(f"{name} = {shown(prompt)}: must be a text, token ids, or a chat", field=name)
-        check_prompt_length(len(prompt), self.facts.context_length, field=name)  # before a look at each of them
-        check_token_ids(prompt, self.facts.vocab_size, field=name)
-        return prompt
-
-    def _text_ids(self, text: str) -> list[int]:
-        # An empty text is refused like an empty list of ids, also where the tokenizer would put BOS before it.
-        return self.tokenizer.encode(text, add_special_tokens=True) if text else []
-
-    def _chat_ids(self, chat: Chat, name: str) -> list[int]:
-        if not chat.messages:
-            return []
-        text = self.tokenizer.chat(chat.messages, **chat.options)
-        check_text(text, field=name)
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    async def _in_thread(self, length: int, encode: Callable[..., list[int]], *arguments: Any) -> list[int]:
-        """Encode here if that is quick, and in a thread otherwise."""
-        if length <= LONG_TEXT:
-            return encode(*arguments)
-        lane = self._lane if length > VERY_LONG_TEXT else None
-        return await asyncio.get_running_loop().run_in_executor(lane, encode, *arguments)
-
-    def _emptiness(self, request: GenerateRequest) -> str:
-        bos = self.tokenizer.token_id("bos_token")
-        hint = f"; to start from nothing, send the id of the BOS token, [{bos}]"
-        chat = isinstance(request.prompt, Chat)
-        return f"{request.prompt_name} is empty: a prompt has at least one token{'' if chat or bos is None else hint}"
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -319,7 +256,7 @@ class TokenizerManager:
 
         `elsewhere`: look for more of it in other namespaces too. Raises `RequestError` where the cache is switched off.
         """
-        tokens, namespace = await self._tokens(request), _namespace(request)
+        tokens, namespace = await self._prompts.tokens(request), _namespace(request)
         question = partial(Explain, tokens=tokens, namespace=namespace, elsewhere=elsewhere)
         answer: Explained = await self._ask(question)
         return explanation(answer, self.tokenizer.text_of)
@@ -333,7 +270,7 @@ class TokenizerManager:
         if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s <= MAX_TTL_S):
             allowed = f"a number of seconds above 0, up to {MAX_TTL_S}, or null"
             raise RequestError(f"ttl_s = {shown(ttl_s)}: must be {allowed}", field="ttl_s")
-        tokens, namespace = await self._tokens(request), _namespace(request)
+        tokens, namespace = await self._prompts.tokens(request), _namespace(request)
         question = partial(Pin, name=name, tokens=tokens, namespace=namespace, ttl_s=ttl_s)
         try:
             answer: Pinned = await self._ask(question, limit_s=None)
@@ -490,13 +427,3 @@ def _own_rid(request: GenerateRequest, rid: str, index: int, size: int) -> str:
     if request.rid is not None:
         return request.rid
     return rid if size == 1 else f"{rid}-{index}"
-
-
-def _is_row(prompt: object) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-
-
-def _check_messages(messages: Any, name: str) -> None:
-    """What HTTP has looked at before: Python programs may bring anything."""
-    if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
-        raise RequestError(f"{name} = {shown(messages)}: must be a list of messages with role and content", field=name)
