@@ -3,6 +3,7 @@
 import pytest
 
 from rtk.cache import evictions
+from rtk.cache import explain as explaining
 from rtk.cache.evictions import checksum
 from rtk.cache.explain import explain
 from rtk.cache.key import DEFAULT_NAMESPACE, Key, Namespace, pack
@@ -37,6 +38,15 @@ def test_the_most_similar_of_several_continuations_is_named(make_tree):
         tree.insert([0, 0, 0, 0, *tail])
     assert told(tree, [0, 0, 0, 0, 1, 2, 5, 6, 7]) == ("differs", 4, 4, 7, 6, 5)
     assert told(tree, [0, 0, 0, 7]) == ("differs", 0, 0, 3, 7, 0)
+
+
+def test_of_equally_similar_continuations_the_latest_is_named_and_old_ones_may_be_passed_over(make_tree, monkeypatch):
+    tree = make_tree(page_size=2)
+    for tail in ([1, 2], [1, 3], [1, 4], [8, 9]):
+        tree.insert([0, 0, *tail])
+    assert told(tree, [0, 0, 1, 5])[3:] == (3, 5, 4)
+    monkeypatch.setattr(explaining, "LOOKED_AT", 1)
+    assert told(tree, [0, 0, 1, 5])[3:] == (2, 1, 8)
 
 
 def test_nothing_was_ever_cached_there(make_tree):
@@ -86,6 +96,15 @@ def test_what_left_with_its_prefix_is_known_though_that_came_back(make_tree, cas
     assert (e.ends, e.evicted.tokens) == ("evicted", tokens)
     assert told(tree, [*again, 77])[0] in ("new", "differs")
     assert told(tree, [*again, 77], Namespace(None, "salt"))[0] == "new"
+
+
+def test_the_latest_eviction_is_told(make_tree):
+    now = [0.0]
+    tree = make_tree(clock=lambda: now[0])
+    for now[0] in (1.0, 2.0, 3.0):
+        tree.insert(range(4))
+        tree.cache.flush()
+    assert explain(tree.cache, Key(DEFAULT_NAMESPACE, pack(range(4)))).evicted.time_s == 3.0
 
 
 def test_what_was_evicted_elsewhere_says_nothing(make_tree):
