@@ -98,6 +98,15 @@ def test_what_left_with_its_prefix_is_known_though_that_came_back(make_tree, cas
     assert told(tree, [*again, 77], Namespace(None, "salt"))[0] == "new"
 
 
+def test_the_latest_eviction_is_told(make_tree):
+    now = [0.0]
+    tree = make_tree(clock=lambda: now[0])
+    for now[0] in (1.0, 2.0, 3.0):
+        tree.insert(range(4))
+        tree.cache.flush()
+    assert explain(tree.cache, Key(DEFAULT_NAMESPACE, pack(range(4)))).evicted.time_s == 3.0
+
+
 def test_what_was_evicted_elsewhere_says_nothing(make_tree):
     tree = make_tree()
     tree.insert([1, 2, 3])

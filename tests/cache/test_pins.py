@@ -19,6 +19,8 @@ def test_what_two_pins_share_counts_once(make_tree):
     assert (pins.tokens, tree.books()) == (24, (0, 24))
     assert [(pin.name, pin.tokens) for pin in pins] == [("a", 12), ("b", 20)]
     assert pins.shared(tree.peek([*range(8), 50, 51, 52, 53, 9, 9, 9, 9])) == 12
+    tree.match([0, 1, 2, 3, 99, 99, 99, 99])  # splits what is pinned
+    assert pins.shared(tree.peek(range(12))) == 12 and pins.shared(tree.peek([7, 7, 7, 7])) == 0
     pins.remove("a")
     assert (pins.tokens, tree.books(), "a" in pins, len(pins)) == (20, (4, 20), False, 1)
     assert tree.cache.flush() == 4

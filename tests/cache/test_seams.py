@@ -263,17 +263,17 @@ def test_a_flush_copies_nothing_and_drops_the_copies_of_what_is_on_the_device(ma
 def test_a_flush_of_nothing_but_copies_is_a_change(make_tree):
     tree = make_tree(tier=HostTier(100))
     compute(tree, range(8))
-    before = tree.cache.version
+    before = tree.cache._version
     tree.cache.evict(8)
-    moved = tree.cache.version
+    moved = tree.cache._version
     assert tree.peek(range(8)).stored == 8
     assert tree.cache.flush() == 0 and tree.peek(range(8)).stored == 0
-    assert len({before, moved, tree.cache.version}) == 3
+    assert len({before, moved, tree.cache._version}) == 3
     compute(tree, range(8))
     tree.cache.evict(8)
-    before = tree.cache.version
+    before = tree.cache._version
     lease, _, _ = fresh(tree, range(8))  # brings it back
-    assert tree.cache.version != before
+    assert tree.cache._version != before
     lease.release()
 
 

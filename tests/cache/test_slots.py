@@ -72,6 +72,30 @@ def test_slots_come_as_int32_in_order_whatever_the_runs():
     assert allocator.alloc(0).dtype == np.int32
 
 
+def fragmented(*free):
+    """A pool of 16 pages of 1 with the given free runs, given back in that order."""
+    allocator = SlotAllocator(16, 1)
+    allocator.alloc(16)
+    for first, last in free:
+        allocator.release(np.arange(first, last + 1, dtype=np.int32))
+    return allocator
+
+
+def test_a_run_that_fits_exactly_is_not_passed_over():
+    assert fragmented((2, 4), (6, 7), (9, 9)).alloc(3).tolist() == [2, 3, 4]
+
+
+def test_where_no_run_suffices_the_longest_come_first():
+    assert fragmented((1, 1), (5, 7), (9, 9), (11, 12)).alloc(5).tolist() == [5, 6, 7, 11, 12]
+
+
+def test_entries_that_are_out_of_date_are_dropped():
+    allocator = fragmented((1, 1), (3, 3))
+    for _ in range(1000):
+        allocator.release(allocator.alloc(1))
+        assert sum(map(len, allocator._classes)) <= 2 * 2 + 64
+
+
 @pytest.mark.parametrize("slots", [0, -4, 6])
 def test_a_pool_is_whole_pages(slots):
     with pytest.raises(ValueError, match="positive multiple of the page size 4"):

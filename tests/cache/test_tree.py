@@ -34,6 +34,8 @@ def test_a_released_lease_cannot_be_used(make_tree):
         lease.release()
     with pytest.raises(LeaseError):
         lease.grow(b"", EMPTY)
+    with pytest.raises(LeaseError):
+        lease.attach("recurrent", 1)
 
 
 def test_a_later_insert_of_the_same_prefix_gives_its_duplicates_back(make_tree):
@@ -96,6 +98,8 @@ def test_lock_cost_counts_a_shared_path_once(make_tree):
     ledger.move(one)
     assert tree.cache.lock_cost(two, ledger) == 1
     assert tree.cache.lock_cost(tree.peek(range(5)), ledger) == 0
+    ledger.move(tree.peek(range(5)))
+    assert tree.cache.lock_cost(two, ledger) == 1
     held = tree.acquire([*range(10), 60])
     assert tree.cache.lock_cost(tree.cache.peek(Key(DEFAULT_NAMESPACE, pack([*range(10), 60]))), LockLedger()) == 0
     held.release()
@@ -262,10 +266,10 @@ def test_a_leaf_that_a_split_moves_is_ranked_anew(make_tree):
 
 def test_what_a_look_finds_changes_with_the_version_only(make_tree):
     tree = make_tree()
-    seen = [tree.cache.version]
+    seen = [tree.cache._version]
 
     def changed():
-        seen.append(tree.cache.version)
+        seen.append(tree.cache._version)
         return seen[-1] != seen[-2]
 
     tree.insert(range(10))

@@ -145,11 +145,6 @@ class PrefixCache:
         return self._roots.get(namespace)
 
     @property
-    def version(self) -> int:
-        """Another one whenever what a `peek` finds may be another."""
-        return self._version
-
-    @property
     def namespaces(self) -> int:
         """Namespaces that something is cached of."""
         return len(self._roots)

@@ -29,7 +29,7 @@ class CacheDesk:
         self._clock = clock
         self._ordered: dict[str, Pin] = {}
         self._takes: dict[str, int] = {}  # tokens that each order takes beyond what is pinned,
-        self._as_of = (0, 0)  # as of a version of the tree, and so many changes of the pins
+        self._as_of = 0  # as of so many changes of the pins
 
     @property
     def pinned(self) -> int:
@@ -42,11 +42,10 @@ class CacheDesk:
         return self._pins.tokens + sum(self._orders().values())
 
     def _orders(self) -> dict[str, int]:
-        """`_more` of each order. O(1); after the tree or the pins changed, O(nodes pinned) and a look-up an order."""
-        as_of = self._pools.cache.version, self._pins.changes
-        if self._as_of != as_of:
+        """`_more` of each order. O(1); after the pins changed, O(nodes pinned) and a look-up for each order."""
+        if self._as_of != self._pins.changes:
             self._takes = {name: self._more(pin) for name, pin in self._ordered.items()}
-            self._as_of = as_of
+            self._as_of = self._pins.changes
         return self._takes
 
     def _more(self, pin: Pin) -> int:
