@@ -229,7 +229,7 @@ def test_a_full_tier_takes_nothing_and_what_hung_below_is_dropped_once(make_tree
     assert (tier.tokens, len(tree.cache.log)) == (8, 0)
     assert tree.cache.evict(4) == 4  # no room: the node goes, and the copy below it
     assert (tier.live, tree.peek(range(16)).stored) == ({}, 0)
-    assert [(gone.tokens, unpack(gone.page)) for gone in tree.cache.log._recent] == [(4, [4])]
+    assert [unpack(gone.packed) for gone in tree.cache.log._recent] == [[4, 5, 6, 7]]
     assert tree.shape() == [(0, 2), (0, 4)]
 
 

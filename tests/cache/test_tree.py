@@ -305,7 +305,7 @@ def test_the_log_names_who_chose(make_tree):
     assert tree.cache.evict(1) == 1
     tree.insert([4])  # tick 10: its key fails
     assert tree.cache.evict(1) == 1
-    assert [(each.page, each.policy) for each in tree.cache.log._recent] == [
+    assert [(each.packed, each.policy) for each in tree.cache.log._recent] == [
         (pack([3]), "test"),
         (pack([0]), "least recently used, in place of test"),
     ]

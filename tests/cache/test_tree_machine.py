@@ -149,7 +149,8 @@ class TreeMachine(RuleBasedStateMachine):
         elif told.ends == "evicted":
             assert following in self.evicted
             assert told.evicted.policy == self.policy
-            assert tuple(unpack(told.evicted.page)) in zip(*[iter(tokens)] * self.page, strict=False)
+            following = tuple(tokens[told.matched_tokens : told.matched_tokens + self.page])
+            assert following in zip(*[iter(unpack(told.evicted.packed))] * self.page, strict=True)
         elif told.ends == "differs":
             agree = {page: agreement(page, following[1][matched:]) for page in goes_on}
             best = max(agree.values())

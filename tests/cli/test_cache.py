@@ -82,7 +82,7 @@ def test_explain(http: Served) -> None:
 
 
 def test_explaining_needs_no_key(http: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    evicted = Evicted(Namespace(), 2, b"", 30, 0, 7, 0.0, "lru")
+    evicted = Evicted(Namespace(), 2, bytes(4 * 30), 7, 0.0, "lru")
     explanation = Explanation(
         namespace=Namespace(), prompt_tokens=9, cached_tokens=4, matched_tokens=4, ends="evicted", evicted=evicted
     )

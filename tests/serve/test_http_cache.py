@@ -156,7 +156,7 @@ def test_what_differs(http):
 
 
 def test_what_was_evicted(http):
-    evicted = Evicted(Namespace(salt="s"), 2, b"", 30, 0, 7, 0.0, "slru")
+    evicted = Evicted(Namespace(salt="s"), 2, bytes(4 * 30), 7, 0.0, "slru")
     assert explained(http, found(matched_tokens=4, ends="evicted", evicted=evicted)) == {
         **HEAD,
         "ends": "evicted",

@@ -2,13 +2,12 @@
 
 from collections import deque
 from typing import NamedTuple
-from zlib import crc32
 
 from rtk.cache.key import TOKEN_BYTES, Namespace
 
 KEPT = 4096
-KEPT_BYTES = 4 * 1024 * 1024
-"""How many evictions are remembered, and how much of pages and salts for that; the oldest is forgotten first."""
+KEPT_BYTES = 16 * 1024 * 1024
+"""How many evictions are remembered, and how much of tokens and salts for that; the oldest is forgotten first."""
 
 
 Place = int | Namespace
@@ -21,12 +20,8 @@ class Evicted(NamedTuple):
     below: Place
     id: int
     """The node's."""
-    page: bytes
-    """The first page of the node's tokens, packed."""
-    tokens: int
-    """How many tokens the node had."""
-    checksum: int
-    """Of these tokens, see `checksum`."""
+    packed: bytes
+    """The node's tokens."""
     tick: int
     """The cache's tick."""
     time_s: float
@@ -34,10 +29,10 @@ class Evicted(NamedTuple):
     policy: str
     """The eviction policy that chose the node; the host's own order once it stood in for a faulty one."""
 
-
-def checksum(tokens: bytes) -> int:
-    """What tells a node's tokens from others with the same first page. O(n) at memory speed."""
-    return crc32(tokens)
+    @property
+    def tokens(self) -> int:
+        """How many tokens the node had."""
+        return len(self.packed) // TOKEN_BYTES
 
 
 class EvictionLog:
@@ -53,31 +48,33 @@ class EvictionLog:
     def add(self, evicted: Evicted) -> None:
         """Remember an eviction. O(1) amortised."""
         self._recent.append(evicted)
-        self._bytes += _bytes_of(evicted)
+        self._bytes += len(evicted.packed) if type(evicted.below) is int else _bytes_of(evicted)
+        if len(self._recent) > KEPT or self._bytes > KEPT_BYTES:
+            self._forget()
+
+    def _forget(self) -> None:
         while len(self._recent) > KEPT or self._bytes > KEPT_BYTES:
             self._bytes -= _bytes_of(self._recent.popleft())
 
-    def find(self, places: dict[Place, int], tokens: bytes, at: int) -> Evicted | None:
-        """The latest eviction of a node that held what follows on `tokens[:at]`, as `tokens` goes on.
+    def find(self, places: dict[Place, int], tokens: bytes, at: int, page: int) -> Evicted | None:
+        """The latest eviction of a node that held the page that follows on `tokens[:at]`, as `tokens` goes on.
 
         `places`: where nodes on the way of `tokens` end, in bytes. Those of evicted nodes are added: what hung below
-        one left before it did. O(KEPT) checksums.
+        one left before it did. `page` is in bytes. O(KEPT_BYTES) at memory speed.
         """
-        for e in reversed(self._recent):
-            begin = places.get(e.below)
-            if begin is None or begin > at or not tokens.startswith(e.page, begin):
+        for evicted in reversed(self._recent):
+            begin = places.get(evicted.below)
+            if begin is None or begin > at:
                 continue
-            end = begin + e.tokens * TOKEN_BYTES
-            if begin == at:
-                return e
-            if checksum(tokens[begin:end]) == e.checksum:
-                if at < end:
-                    return e
-                places[e.id] = end
+            end = begin + len(evicted.packed)
+            if at < end and tokens.startswith(evicted.packed[: at + page - begin], begin):
+                return evicted
+            if end <= at and tokens.startswith(evicted.packed, begin):
+                places[evicted.id] = end
         return None
 
 
 def _bytes_of(evicted: Evicted) -> int:
     """What clients can make large."""
     salt = None if isinstance(evicted.below, int) else evicted.below.salt
-    return len(evicted.page) + (4 * len(salt) if salt else 0)
+    return len(evicted.packed) + (4 * len(salt) if salt else 0)

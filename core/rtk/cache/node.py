@@ -85,6 +85,20 @@ class Node:
         else:
             self.children[page] = child
 
+    def check(self, page_size: int, leases: int) -> None:
+        """Raise `AssertionError` unless the invariants hold, for a node that `leases` leases run through."""
+        parent, size, page = self.parent, self.size, page_size * TOKEN_BYTES
+        assert parent is not None, "a node of the tree has no parent"
+        assert size and len(self.tokens) == size * TOKEN_BYTES and size % page_size == 0, "key and size differ"
+        assert len(self.packed) in (0, len(self.tokens)), "key and slots differ"
+        assert self.packed or (self.stored is not None and not self.locks), "a node is neither here nor in the tier"
+        assert parent.children[self.tokens[:page]] is self, "child under a wrong key"
+        assert self.start == parent.start + parent.size, "node starts elsewhere than its parent ends"
+        assert self.locks == leases, f"{self.locks} locks for {leases} leases"
+        assert self.below == sum(bool(child.packed) for child in self.children.values()), "children are miscounted"
+        assert self.packed or not self.below, "a node on the device hangs below one that is not"
+        assert self.is_evictable_leaf == (self.entry is not None), "the heap has other nodes than the evictable leaves"
+
 
 class Root(Node):
     """Where the sequences of one namespace begin. Holds no tokens."""

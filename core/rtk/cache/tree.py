@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rtk.cache.evictions import Evicted, EvictionLog, checksum
+from rtk.cache.evictions import Evicted, EvictionLog
 from rtk.cache.heap import EvictionHeap
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
 from rtk.cache.lease import Grown, Lease
@@ -75,9 +75,12 @@ class PrefixCache:
         end = len(tokens) if limit is None else min(len(tokens), max(0, limit) * TOKEN_BYTES)
         end -= end % self._page_bytes
         node, position, used = self.walk(root, tokens, end)
-        match = Match(position // TOKEN_BYTES, node, used, self._version) if position else NO_MATCH
-        if self._components and position:
-            match = self._served_by_all(match)
+        if not position:
+            match = NO_MATCH
+        else:
+            match = tuple.__new__(Match, (position // TOKEN_BYTES, node, used, self._version, 0))  # as `Node.view`
+            if self._components:
+                match = self._served_by_all(match)
         if self._tier is not None and used == node.size and match.length * TOKEN_BYTES == position:
             match = match._replace(stored=self._stored(node, tokens, position, end))
         return match
@@ -374,8 +377,8 @@ class PrefixCache:
     def _take_out(self, parent: Node, node: Node, now: float) -> None:
         page = node.tokens[: self._page_bytes]
         place = parent.namespace if isinstance(parent, Root) else parent.id
-        kept = checksum(node.tokens)
-        self.log.add(Evicted(place, node.id, page, node.size, kept, self._tick, now, self._policy.name))
+        what = (place, node.id, node.tokens, self._tick, now, self._policy.name)
+        self.log.add(tuple.__new__(Evicted, what))
         del parent.children[page]
         node.parent, node.tokens = None, b""  # a void entry of the heap may keep the node alive for a while
         if not parent.children:
@@ -431,7 +434,7 @@ class PrefixCache:
         evictable = protected = leaves = 0
         seen: set[int] = set()
         for node in self.nodes():
-            self._check_node(node, through.get(node.id, 0))
+            node.check(self.page_size, through.get(node.id, 0))
             leaves += node.is_evictable_leaf
             if node.packed:
                 seen.update(node.slots.tolist())
@@ -442,18 +445,6 @@ class PrefixCache:
         assert len(seen) == evictable + protected, "two nodes hold one slot"
         assert all(root.children for root in self._roots.values()), "an empty namespace was left behind"
         assert not NO_CHILDREN, "the empty dictionary that leaves share was written"
-
-    def _check_node(self, node: Node, leases: int) -> None:
-        parent, size = _parent(node), node.size
-        assert size and len(node.tokens) == size * TOKEN_BYTES and size % self.page_size == 0, "key and size differ"
-        assert len(node.packed) in (0, len(node.tokens)), "key and slots differ"
-        assert node.packed or (node.stored is not None and not node.locks), "a node is neither here nor in the tier"
-        assert parent.children[node.tokens[: self._page_bytes]] is node, "child under a wrong key"
-        assert node.start == parent.start + parent.size, "node starts elsewhere than its parent ends"
-        assert node.locks == leases, f"{node.locks} locks for {leases} leases"
-        assert node.below == sum(bool(child.packed) for child in node.children.values()), "children are miscounted"
-        assert node.packed or not node.below, "a node on the device hangs below one that is not"
-        assert node.is_evictable_leaf == (node.entry is not None), "the heap has other nodes than the evictable leaves"
 
 
 def _parent(node: Node) -> Node:
