@@ -173,6 +173,18 @@ def test_x02_which_entry_leaves(make_tree, policy, page):
     assert not tree.health.degraded
 
 
+@pytest.mark.parametrize(("hits", "victim"), [(1, 0), (2, 1)])
+def test_slru_protects_from_its_second_hit_on(make_tree, hits, victim):
+    tree = make_tree(pool=12, page_size=4, policy="slru")
+    tree.insert(ENTRIES[0])
+    for _ in range(hits):
+        tree.match(ENTRIES[0])
+    for entry in ENTRIES[1:]:
+        tree.insert(entry)
+    assert tree.cache.evict(1) == 4
+    assert survivors(tree) == [i for i in range(3) if i != victim]
+
+
 def test_x02_covers_every_installed_policy_of_this_distribution():
     ours = {e.plugin.name for e in installed().of_kind("eviction") if e.plugin.target.startswith("rtk_eviction.")}
     assert ours == X02.keys()

@@ -132,6 +132,12 @@ def test_what_a_key_may_hold(part):
     assert not health.degraded
 
 
+@pytest.mark.parametrize("event", ["on_insert", "on_hit", "on_evict"])
+def test_a_policy_that_is_told_anything_may_change_its_mind(event):
+    assert GuardedEviction(Policy(**{event: lambda *args: None}), "fine", Health()).remembers
+    assert not GuardedEviction(Policy(), "fine", Health()).remembers
+
+
 def test_keys_that_numpy_could_not_compare():
     """A huge int and NumPy's float raise `OverflowError` where Python's compares them."""
     policy = Policy(key=lambda node: (np.float64(1.5) if node.created % 4 else 10**400,))

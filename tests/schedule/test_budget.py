@@ -64,3 +64,9 @@ def test_an_absent_answer_length_is_the_largest_that_would_be_accepted(prompt, p
     assert resolve_max_new_tokens(prompt, allowed, sizes) == allowed
     with pytest.raises(RequestError):
         resolve_max_new_tokens(prompt, allowed + 1, sizes)
+
+
+@pytest.mark.parametrize(("pool", "answer"), [(4107, 4095), (4108, 4098), (4109, 4099)])
+def test_an_open_request_is_clipped_where_its_charge_would_reach_the_pool(pool, answer):
+    """From 4096 tokens of answer on, the charge counts no more of it, and only the pool itself is in the way."""
+    assert resolve_max_new_tokens(10, None, limits(context=9000, pool=pool)) == answer

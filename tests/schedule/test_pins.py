@@ -204,6 +204,36 @@ def test_a_refused_pin_leaves_nothing(case):
     assert h.add("same id", [1], max_new_tokens=1).accepted
 
 
+@pytest.mark.parametrize(("length", "code"), [(17, None), (18, "pin_no_room")])
+def test_a_pin_may_leave_just_enough(length, code):
+    h = Harness(pool_tokens=104, pin_budget=40)
+    pin(h, 1, "there", range(200, 210))
+    h.add("accepted", range(300, 350), max_new_tokens=25, ignore_eos=True)  # 77, of the 104 - 10 - 17 that are left
+    assert getattr(pin(h, 2, "p", range(length)), "code", None) == code
+    assert h.finished["accepted"].reason == "length"
+
+
+def test_a_long_answer_that_was_promised_counts_in_full():
+    h = Harness(pool_tokens=10_000, context_length=10_000, pin_budget=2_000)
+    h.add("accepted", range(10), max_new_tokens=9_000)  # its charge counts 4096 of them only
+    order(h, 1, "p", range(500, 1_491))
+    assert "would leave 9009 tokens of the pool, and a request that was accepted needs 9010" in h.answers[1].problem
+    order(h, 2, "p", range(500, 1_490))
+    assert 2 not in h.answers
+
+
+def test_an_order_that_builds_on_a_pin_needs_no_room_for_that_once_more():
+    h = Harness(pool_tokens=110, context_length=110, pin_budget=80, max_running=1)
+    pin(h, 1, "base", range(40))
+    h.add("runs", [900], max_new_tokens=3, ignore_eos=True)
+    h.step()
+    order(h, 2, "more", range(50))
+    order(h, 3, "other", range(500, 520))  # leaves 40 beside the 70; "more" computes 10 of its 50
+    ask(h, Unpin(id=4, name="base"))
+    h.run()
+    assert [h.answers[number].pin.tokens for number in (2, 3)] == [50, 20]
+
+
 def test_without_a_cache_nothing_is_pinned():
     h = Harness(cache_enabled=False)
     order(h, 1, "p", range(8))

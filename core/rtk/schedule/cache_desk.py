@@ -128,12 +128,12 @@ class CacheDesk:
 
     def _check_room(self, name: str, left: int, accepted: Iterable[Request]) -> None:
         """Refuse what would leave too few tokens for a request that was accepted, those that compute pins included."""
-        page, orders = self._limits.page_size, self._orders()
+        page = self._limits.page_size
         for request in accepted:
             charge = cold_charge(request.prompt_len, request.max_new_tokens, page)
             needs = max(charge + 1, request.prompt_len + request.max_new_tokens)
             if request.pin is not None:
-                needs -= orders[request.pin.name]  # which is spoken for already, by itself
+                needs -= self._whole_pages(request.pin)  # which are spoken for already
             if needs > left:
                 raise _refusal(
                     f"pin {name!r} would leave {left} tokens of the pool, and a request that was accepted needs "
