@@ -96,7 +96,7 @@ def grow(nodes: int, collector: str) -> Figures:
         for i in range(first, first + count):
             serve(allocator, cache, branch(i))
             if bounded is not None:
-                bounded.after_step(cache.created_nodes)
+                bounded.after_step(cache.created_nodes, idle=False)
         return (time.perf_counter() - begin) / count * 1e6
 
     before = resident()

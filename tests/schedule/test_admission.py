@@ -141,6 +141,7 @@ def test_a_commit_that_fails_at_its_kth_step_gives_everything_back(what, k):
         commit(plan, h.scheduler._pools)
     assert failed.value.request is plan.admitted[k].request
     assert [h.stat(name) for name in books] == before
+    assert {(r.row, r.lease, r.capacity, r.computed_len) for r in h.scheduler._queue} == {(0, None, 0, 0)}
     h.scheduler.check()
 
 

@@ -28,7 +28,7 @@ def test_it_freezes_every_so_many_nodes():
     for nodes in (0, EVERY - 1, EVERY, EVERY + 1, 2 * EVERY):
         before = gc.get_freeze_count()
         kept = [Kept()]
-        collector.after_step(nodes)
+        collector.after_step(nodes, idle=False)
         frozen.append(gc.get_freeze_count() > before)
         del kept
     assert frozen == [False, False, True, False, True]
@@ -45,11 +45,24 @@ def test_garbage_is_collected_before_and_the_rest_is_freed_when_it_goes():
     assert held() is None
 
 
+def test_cycles_that_were_frozen_go_when_the_engine_is_idle(monkeypatch):
+    monkeypatch.setattr("rtk.serve.collector.FULL", 2)
+    collector, open_then = Collector(), Kept()
+    open_then.itself = open_then
+    gone = weakref.ref(open_then)
+    collector.freeze()
+    del open_then
+    collector.after_step(EVERY, idle=False)
+    assert gone() is not None  # frozen before it was given up
+    collector.after_step(EVERY, idle=True)
+    assert gone() is None
+
+
 def test_the_thread_tells_it_how_many_nodes_there_are_after_each_step():
     told = []
     harness = Harness()
-    thread = SchedulerThread(harness.scheduler, lambda messages: None, told.append)
+    thread = SchedulerThread(harness.scheduler, lambda messages: None, lambda nodes, idle: told.append((nodes, idle)))
     thread.send(NewRequest(rid="a", tokens=pack([1, 2, 3]), params=SamplingParams(temperature=0.0, max_new_tokens=2)))
     for _ in range(2):
         assert thread._turn()
-    assert told == [2, 3]  # the root and the prompt; the answer
+    assert told == [(2, False), (3, True)]  # the root and the prompt; the answer

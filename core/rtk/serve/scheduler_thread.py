@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from rtk.schedule.messages import Inbound, NewRequest, Outbound, Question, Refused, Verdict
 from rtk.schedule.scheduler import Scheduler
@@ -11,8 +12,14 @@ from rtk.schedule.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[list[Outbound]], None]
-AfterStep = Callable[[int], None]
-"""Called after each step, with the nodes that the prefix tree has made since the start."""
+
+
+class AfterStep(Protocol):
+    """Called after each step."""
+
+    def __call__(self, nodes: int, *, idle: bool) -> None:
+        """`nodes`: made by the prefix tree since the start; `idle`: whether nobody runs or waits now."""
+
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 """Between two steps while a schedule policy keeps everybody waiting: doubled from the one to the other."""
@@ -70,7 +77,7 @@ class SchedulerThread:
         longer = min(max(2 * self._pause, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         self._pause = longer if self._scheduler.stalled else 0.0
         if self._after_step is not None:
-            self._after_step(self._scheduler.created_nodes)
+            self._after_step(self._scheduler.created_nodes, idle=not self._scheduler.busy)
         return True
 
     def _awaited(self) -> list[Inbound | None]:
