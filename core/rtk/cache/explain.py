@@ -75,12 +75,7 @@ def explain(cache: PrefixCache, key: Key) -> Explanation:
         inside = node is not None and used < node.size
         following = key.tokens[matched : matched + page]
         stored = node is not None and not inside and following in node.children
-<<<<<<< HEAD
-        places = _places(key.namespace, node.parent if node is not None and inside else node)
-        evicted = None if stored else cache.log.find(places, key.tokens, matched, page)
-=======
-        evicted = None if stored else cache.log.find(_places(key.namespace, node), key.tokens, matched)
->>>>>>> a1
+        evicted = None if stored else cache.log.find(_places(key.namespace, node), key.tokens, matched, page)
         rest = _most_similar(node, used * TOKEN_BYTES, key.tokens, matched, page) if node is not None else b""
         if stored:
             ends = "stored"
