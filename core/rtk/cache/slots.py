@@ -114,10 +114,16 @@ class SlotAllocator:
         if as_long and packed == np.arange(first * size, end * size, dtype=np.int32).tobytes():
             runs = [(first, end)]
         else:
-            pages = np.sort(np.frombuffer(packed, dtype=np.int32)[::size] // size)
-            cuts = np.flatnonzero(pages[1:] - pages[:-1] != 1) + 1
-            firsts, ends = pages[[0, *cuts.tolist()]].tolist(), (pages[[*(cuts - 1).tolist(), -1]] + 1).tolist()
-            runs = list(zip(firsts, ends, strict=True))
+            pages = np.frombuffer(packed, dtype=np.int32)
+            if size > 1:
+                pages = pages[::size] // size
+            steps = pages[1:] - pages[:-1]
+            if (steps <= 0).any():
+                pages = np.sort(pages)
+                steps = pages[1:] - pages[:-1]
+            cuts = np.flatnonzero(steps != 1)
+            firsts, lasts = pages[1:][cuts].tolist(), pages[cuts].tolist()
+            runs = [(a, b + 1) for a, b in zip([int(pages[0]), *firsts], [*lasts, int(pages[-1])], strict=True)]
         if not self._are_taken(runs):
             raise ValueError(f"double free, or no page of the pool, among pages {runs[0][0]} to {runs[-1][1] - 1}")
         for first, end in runs:
