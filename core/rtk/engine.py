@@ -101,7 +101,7 @@ class Engine:
 
         A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
         by the fields of `SamplingParams`. Only prompts with the same `cache_salt` share what the cache has of them.
-        `priority` is for eviction policies that read it; with others it has no effect. Raises `RequestError` where a
+        `priority` is for policies that read it; with others it has no effect. Raises `RequestError` where a
         prompt is refused or fails; the others are aborted.
         """
         keeping = {"cache_salt": cache_salt, "priority": priority}

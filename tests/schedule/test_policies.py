@@ -33,6 +33,16 @@ def test_lof_takes_the_longest_answer_first():
     assert served("lof", prompts, new={"a": 3, "b": 9, "c": 5, "d": 9}) == ["b", "d", "c", "a"]
 
 
+def test_priority_takes_the_highest_first_and_equals_in_order_of_arrival():
+    h = Harness(max_running=1, schedule=policy("priority"))
+    h.add("first", [1], max_new_tokens=2)
+    h.step()
+    for rid, priority in {"a": 0, "b": 7, "c": -1, "d": 7, "e": 10**9}.items():
+        h.add(rid, [2, 3], max_new_tokens=1, priority=priority)
+    h.run()
+    assert [rid for rid in h.finished if rid != "first"] == ["e", "b", "d", "a", "c"]
+
+
 def test_shortest_prefill_first_counts_uncached_tokens():
     h = Harness(max_running=1, pool_tokens=512, schedule=policy("shortest-prefill-first"))
     h.add("stem", range(100, 140), max_new_tokens=2)

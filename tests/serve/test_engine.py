@@ -249,6 +249,15 @@ def test_salts_do_not_share(engine):
     assert [answer.cached_tokens for answer in answers] == [5, 5]
 
 
+@pytest.mark.parametrize(
+    ("eviction", "schedule", "reads"),
+    [("lru", "fcfs", False), ("priority", "fcfs", True), ("lru", "priority", True), ("slru", "lof", False)],
+)
+def test_whether_a_priority_changes_anything(engine, eviction, schedule, reads):
+    one = engine(**{"eviction.policy": eviction, "schedule.policy": schedule})
+    assert one._manager.facts.reads_priority is reads
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_priority_is_taken_whatever_the_policy_reads(engine, monkeypatch, reads):
     if reads:

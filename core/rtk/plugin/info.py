@@ -11,7 +11,10 @@ API_VERSION = 1
 Kind = Literal["eviction", "schedule", "attention"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-CAPABILITIES: dict[str, str] = {"prefix_match": "the prefix cache, for matched lengths of waiting requests"}
+CAPABILITIES: dict[str, str] = {
+    "prefix_match": "the prefix cache, for matched lengths of waiting requests",
+    "priority": "the priorities that clients give requests; they are named as without effect where nobody reads them",
+}
 """What `Plugin.requires` may name, and what the host must have switched on for it."""
 
 

@@ -26,6 +26,8 @@ class RequestView(NamedTuple):
     """Tokens that the prefix cache holds now; 0 unless the plugin requires `prefix_match`."""
     prefilled_since_arrival: int
     """Tokens that the engine has prefilled, for anybody, since this request arrived."""
+    priority: int
+    """What the client gave, higher is more important; a plugin that reads it requires `priority`."""
 
     @property
     def uncached_len(self) -> int:
@@ -50,6 +52,7 @@ class Columns:
     max_new_tokens: NDArray[np.int64]
     matched_len: NDArray[np.int64]
     prefilled_since_arrival: NDArray[np.int64]
+    priority: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         for name in RequestView._fields:

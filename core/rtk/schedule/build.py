@@ -29,6 +29,8 @@ class Policies:
     schedule_name: str
     match_prefixes: bool
     """Whether the schedule policy asks for matched lengths."""
+    read_priority: bool = False
+    """Whether one of them reads the priorities of requests."""
 
 
 def build_scheduler(

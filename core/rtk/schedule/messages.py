@@ -24,7 +24,7 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     params: SamplingParams
     namespace: Namespace = DEFAULT_NAMESPACE
     priority: int = 0
-    """What the cached tokens are raised to, for policies that read it."""
+    """Higher is more important, for policies that read it; the cached tokens are raised to it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

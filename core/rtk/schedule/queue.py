@@ -55,6 +55,7 @@ class WaitingQueue:
             max_new_tokens=np.array([r.max_new_tokens for r in waiting], dtype=np.int64),
             matched_len=np.array(matched, dtype=np.int64),
             prefilled_since_arrival=np.array([prefilled_total - r.prefilled_at_arrival for r in waiting], np.int64),
+            priority=np.array([r.priority for r in waiting], dtype=np.int64),
         )
 
     def _matched(self, request: Request) -> int:

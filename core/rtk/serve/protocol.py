@@ -49,7 +49,7 @@ class GenerateRequest:
     cache_salt: str | None = None
     """Cached K/V is shared among requests with the same salt only."""
     priority: int = 0
-    """What the request's cached tokens are worth keeping, for eviction policies that read it (see `ModelFacts`)."""
+    """How important the request is, for policies that read it (see `ModelFacts`); higher is more."""
     prompt_name: str = "prompt"
     """What the client calls the prompt, for messages."""
     names: Mapping[str, str] = field(default_factory=dict)

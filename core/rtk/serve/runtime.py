@@ -43,7 +43,7 @@ class Runtime:
             vocab_size=computing.vocab_size,
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
-            reads_priority="priority" in policies.eviction.facts,
+            reads_priority=policies.read_priority,
         )
         scheduler = _scheduler(config, policies, computing, tokenizer)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
@@ -79,12 +79,14 @@ def _policies(config: Config) -> Policies:
     registry = installed()
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
+    evicts = eviction.build(config.eviction.options())
     return Policies(
-        eviction=eviction.build(config.eviction.options()),
+        eviction=evicts,
         eviction_name=eviction.plugin.name,
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         match_prefixes="prefix_match" in schedule.plugin.requires,
+        read_priority="priority" in evicts.facts | schedule.plugin.requires,
     )
 
 

@@ -28,6 +28,7 @@ def random_columns(count: int, seed: int) -> Columns:
         max_new_tokens=rng.integers(0, 2000, count),
         matched_len=(rng.random(count) * prompt_len).astype(np.int64),
         prefilled_since_arrival=np.sort(rng.integers(0, 100_000, count))[::-1].copy(),
+        priority=rng.integers(-3, 4, count),
     )
 
 
