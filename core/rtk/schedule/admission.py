@@ -135,7 +135,7 @@ def plan_admission(
     continuation = _continue(chunked, accounts) if chunked else None
     admitted: list[Admission] = []
     for request in candidates:
-        match = cache.peek(request.key, limit=request.prompt_len - 1)
+        match = cache.peek(request.key, limit=request.fill_len - 1)
         admission = _charge(request, match, accounts, cache)
         if isinstance(admission, str):
             return AdmissionPlan(continuation, tuple(admitted), admission)
@@ -145,7 +145,7 @@ def plan_admission(
 
 def _continue(request: Request, accounts: _Accounts) -> Continuation:
     """The chunked request's next piece. Its row is taken and its slots are reserved: only the step limits it."""
-    left = request.prompt_len - request.computed_len
+    left = request.fill_len - request.computed_len
     piece = accounts.piece(left)
     accounts.spend(piece, left)
     return Continuation(request, request.computed_len + piece)
@@ -153,7 +153,7 @@ def _continue(request: Request, accounts: _Accounts) -> Continuation:
 
 def _charge(request: Request, match: Match, accounts: _Accounts, cache: PrefixCache) -> Admission | Stop:
     """Deduct one candidate from the accounts, or leave them as they are and say which one refused it."""
-    uncached = request.prompt_len - match.length
+    uncached = request.fill_len - match.length
     piece = accounts.piece(uncached)
     if not accounts.rows or not piece:
         return "OTHER"

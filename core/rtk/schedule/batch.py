@@ -9,6 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+SAMPLED_LAST = -1
+"""In `StepPlan.tokens`: the token that the step before sampled for this row's request, which the host has not seen yet.
+
+Only the one token of a decode row may be that. Where the step before failed, or sampled nothing for that request row,
+any token may be computed in its place: the host throws the row's result away.
+"""
+
 
 class Row(NamedTuple):
     """One request's share of a step: positions `start .. start + q_len - 1` of request row `req_row` are computed.
@@ -37,7 +44,7 @@ class StepPlan:
     step: int
     rows: tuple[Row, ...]
     tokens: NDArray[np.int32]
-    """[T] token ids to compute."""
+    """[T] token ids to compute, or `SAMPLED_LAST`."""
     slots: NDArray[np.int32]
     """[T] where the K/V of each goes; also the table entries of the computed positions."""
     writes: tuple[TableWrite, ...] = ()

@@ -25,6 +25,12 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     namespace: Namespace = DEFAULT_NAMESPACE
     priority: int = 0
     """Higher is more important, for policies that read it; the cached tokens are raised to it."""
+    tenant: str = ""
+    """Whose request it is, for policies that share the engine among tenants. Never a client's to choose."""
+    routing_key: str = ""
+    """Requests with the same key like to run together, for policies that read it; empty: no key."""
+    name: str = ""
+    """The id that the client knows the request by, for whoever asks about it later."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

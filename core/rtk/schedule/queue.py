@@ -61,4 +61,4 @@ class WaitingQueue:
     def _matched(self, request: Request) -> int:
         if not self._match_prefixes:
             return 0
-        return self._cache.peek(request.key, limit=request.prompt_len - 1).length
+        return self._cache.peek(request.key, limit=request.fill_len - 1).length

@@ -30,7 +30,7 @@ class Request:
     """Prompt and output, packed. Written by `append`."""
     params: SamplingParams
     key: Key
-    """The prompt, as the cache looks it up."""
+    """The tokens up to `fill_len`, as the cache looks them up."""
     priority: int
     max_new_tokens: int
     """Resolved: what was asked for, or what context and pool allow."""
@@ -45,11 +45,19 @@ class Request:
     """Fed each output token; answers the stop string that it completes."""
     pin: Pin | None = None
     """The order that this computes the prefix of; such a request generates nothing."""
+    tenant: str = ""
+    """Whose request it is."""
+    routing_key: str = ""
+    """What the client groups requests by; empty: nothing."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
     finish: Finish | None = None
     """Set once, by the scheduler's `_end`."""
+    fill_len: int = 0
+    """Tokens to compute before it decodes: the prompt, and the output that it had when it was retracted last."""
+    retractions: int = 0
+    """How often it had to make room for others."""
 
     # Written when admission is committed, and by the steps that follow.
     row: int = 0
@@ -63,6 +71,9 @@ class Request:
     capacity: int = 0
     """Positions that have a slot, a multiple of the page size."""
 
+    def __post_init__(self) -> None:
+        self.fill_len = self.prompt_len
+
     @property
     def length(self) -> int:
         """Tokens of prompt and output."""
@@ -70,8 +81,8 @@ class Request:
 
     @property
     def prefilled(self) -> bool:
-        """Whether all of the prompt is computed."""
-        return self.computed_len >= self.prompt_len
+        """Whether it decodes, or has nothing more to do."""
+        return self.computed_len >= self.fill_len
 
     @property
     def last_position(self) -> int:

@@ -178,6 +178,8 @@ class Scheduler:
             stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
             match_stop=self._match_stop(params, new.tokens) if params.stop else None,
             pin=pin,
+            tenant=new.tenant,
+            routing_key=new.routing_key,
         )
 
     def _abort(self, rid: str) -> None:
@@ -265,7 +267,7 @@ class Scheduler:
             self._running.append(admission.request)
             self.counters["cached_tokens"] += admission.request.cached_len
         batch = plan.batch
-        self._chunked = next((r for r in batch if r.planned_len < r.prompt_len), None)
+        self._chunked = next((r for r in batch if r.planned_len < r.fill_len), None)
         return batch
 
     def _context(self) -> ScheduleContext:
