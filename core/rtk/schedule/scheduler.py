@@ -22,25 +22,18 @@ from rtk.schedule.compose import compose, sample_inputs
 from rtk.schedule.executor import Executor
 from rtk.schedule.messages import (
     Abort,
-    Explain,
     Finish,
     FinishReason,
-    Flush,
-    Flushed,
-    GetCache,
-    GetStats,
     Inbound,
     NewRequest,
     Outbound,
     Output,
     Pin,
     Question,
-    Refused,
-    Stats,
-    Unpin,
     Verdict,
 )
 from rtk.schedule.params import SamplingParams
+from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.request import Request, Status
 
@@ -121,6 +114,11 @@ class Scheduler:
         """Nodes that the prefix tree has made since the start."""
         return self._pools.cache.created_nodes
 
+    @property
+    def accepted(self) -> int:
+        """Requests that run or wait, those that compute pins among them."""
+        return len(self._requests)
+
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
         self._desk.expire()
@@ -130,15 +128,14 @@ class Scheduler:
                     self._outbox.append(self._accept(message))
                 case Abort(rid):
                     self._abort(rid)
-                case Pin():
-                    self._pin(message)
                 case Question():
-                    self._outbox.append(self._answer(message))
+                    if (said := answer(message, self, self._desk)) is not None:
+                        self._outbox.append(said)
         return self._drain()
 
     def _accept(self, new: NewRequest) -> Verdict:
         try:
-            request = self._request(new)
+            self.enqueue(new)
         except RequestError as error:
             self.counters["requests_refused"] += 1
             return Verdict(
@@ -149,12 +146,18 @@ class Scheduler:
                 field=error.field,
                 status=error.status,
             )
-        self._requests[request.rid] = request
-        self._queue.add(request)
         self.counters["requests_accepted"] += 1
         return Verdict(rid=new.rid, accepted=True)
 
-    def _request(self, new: NewRequest, pin: Pin | None = None) -> Request:
+    def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
+        """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
+        request = self._request(new, pin)
+        if pin is not None:
+            self._desk.order(pin, self._requests.values())
+        self._requests[request.rid] = request
+        self._queue.add(request)
+
+    def _request(self, new: NewRequest, pin: Pin | None) -> Request:
         if new.rid in self._requests:
             raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
         params, prompt_len = new.params, len(new.tokens) // 4
@@ -186,43 +189,6 @@ class Scheduler:
         request = self._requests.get(rid)
         if request is not None:
             self._end(request, "abort")
-
-    def _pin(self, pin: Pin) -> None:
-        """Compute the prefix as a request that generates nothing; its end answers."""
-        prefill = SamplingParams(max_new_tokens=0, seed=0)  # a seed of its own would move those of later requests
-        new = NewRequest(rid=f"pin:{pin.id}", tokens=pin.tokens, params=prefill, namespace=pin.namespace)
-        try:
-            request = self._request(new, pin)
-            self._desk.order(pin, self._requests.values())
-        except RequestError as error:
-            self._outbox.append(
-                Refused(id=pin.id, problem=str(error), code=error.code, field=error.field, status=error.status)
-            )
-            return
-        self._requests[request.rid] = request
-        self._queue.add(request)
-
-    def _answer(self, question: Question) -> Outbound:
-        match question:
-            case Flush():
-                return self._flush(question.id)
-            case GetStats():
-                return Stats(id=question.id, values=self.stats())
-            case GetCache():
-                return self._desk.report(question.id, self.held())
-            case Explain():
-                return self._desk.explain(question)
-            case Unpin():
-                return self._desk.unpin(question.id, question.name)
-        raise TypeError(f"nobody answers a {type(question).__name__}")
-
-    def _flush(self, id: int) -> Flushed | Refused:
-        if self._requests:
-            busy = (
-                f"the cache stays as it is: {len(self._requests)} requests are running or waiting; try again when idle"
-            )
-            return Refused(id=id, problem=busy, code="cache_busy")
-        return Flushed(id=id, tokens=self._pools.cache.flush())
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
