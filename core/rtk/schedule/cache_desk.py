@@ -9,7 +9,7 @@ from rtk.cache.pins import Pin as PinnedPrefix
 from rtk.cache.pins import Pins
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
-from rtk.schedule.budget import Limits, cold_charge
+from rtk.schedule.budget import Limits, charge
 from rtk.schedule.messages import CacheReport, Explain, Explained, Flushed, Pin, Pinned, PinState, Refused
 from rtk.schedule.request import Request
 
@@ -140,8 +140,8 @@ class CacheDesk:
         """Refuse what would leave too few tokens for a request that was accepted, those that compute pins included."""
         page = self._limits.page_size
         for request in accepted:
-            charge = cold_charge(request.prompt_len, request.max_new_tokens, page)
-            needs = max(charge + 1, request.prompt_len + request.max_new_tokens)
+            least = charge(request.prompt_len, request.max_new_tokens, page) + 1
+            needs = max(least, request.prompt_len + request.max_new_tokens)
             if request.pin is not None:
                 needs -= self._whole_pages(request.pin)  # which are spoken for already
             if needs > left:

@@ -15,6 +15,7 @@ from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
+from rtk.schedule.settings import Retraction, Settings
 
 
 def count_up(history: list[int]) -> int:
@@ -44,6 +45,10 @@ class Harness:
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
+    conservativeness: float = 1.0
+    mixed_chunk: bool = False
+    retraction: Retraction = "length"
+    overlap: bool = False
     pin_budget: int | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
@@ -77,6 +82,12 @@ class Harness:
             self.executor,
             limits,
             cache_enabled=self.cache_enabled,
+            settings=Settings(
+                conservativeness=self.conservativeness,
+                mixed_chunk=self.mixed_chunk,
+                retraction=self.retraction,
+                overlap=self.overlap,
+            ),
             pin_budget=self.pin_budget,
             end_tokens=self.end_tokens,
             match_stop=self.match_stop or _no_stop_strings,
