@@ -218,8 +218,8 @@ def plan_admission(
 ) -> AdmissionPlan:
     """Go on with the chunked request, then take candidates in the given order until one does not fit.
 
-    `ratio`: the new-token ratio. `chunk_reserve`: tokens that the chunked request leaves to others, as long as it gets a
-    page itself. `decode_rows`: running requests that decode in the same step; they leave at least a page to prompts.
+    `ratio`: the new-token ratio. `chunk_reserve`: tokens that the chunked request leaves to others, as long as it gets
+    a page itself. `decode_rows`: running requests that decode in the same step; they leave at least a page to prompts.
     Pure. O(prompt tokens looked at + running).
     """
     page, chunk = limits.page_size, limits.chunk_tokens

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from rtk.errors import RequestError
 
 CLIP_NEW_TOKENS = 4096
-"""Charges and reserves count at most this much of what a request may still generate: a huge one is no refusal by itself.
-"""
+"""Charges and reserves count at most this much of what a request may still generate: much is no refusal by itself."""
 
 _CONTEXT = "the context length of this server (in tokens)"
 

@@ -1,8 +1,8 @@
 """The new-token ratio: how much of their remaining answers the running requests are expected to need.
 
-Nobody knows how long an answer gets. Admission reserves this share of what is left of each: near 1, few requests run and
-none is retracted; near 0, many run and some have to make room. The ratio falls while all goes well and is estimated anew
-when somebody was retracted. The numbers are those of SGLang's scheduler.
+Nobody knows how long an answer gets. Admission reserves this share of what is left of each: near 1, few requests run
+and none is retracted; near 0, many run and some have to make room. The ratio falls while all goes well and is estimated
+anew when somebody was retracted. The numbers are those of SGLang's scheduler.
 """
 
 from collections.abc import Iterable

@@ -24,6 +24,7 @@ from rtk.schedule.messages import (
     Abort,
     Finish,
     FinishReason,
+    Flush,
     Inbound,
     NewRequest,
     Outbound,
@@ -105,9 +106,7 @@ class Scheduler:
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._watch = RetractionWatch()
         self._retracted_last: Request | None = None
-        self._full_at: float | None = (
-            None  # R when there were no slots for a candidate; until it grows, the batch is full
-        )
+        self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full
         self._outbox: list[Outbound] = []
         self._arrivals = 0
         self._steps = 0
@@ -344,7 +343,7 @@ class Scheduler:
     # --- making room --------------------------------------------------------------------------------------------
 
     def _make_room(self, rows: list[Request]) -> bool:
-        """Retract until everybody who is left has a slot for its next token. The last one stays. Says if anybody was."""
+        """Retract until everybody else has a slot for its next token; says whether anybody was. The last one stays."""
         running = self._running
         victims: list[Request] = []
         order = self._retraction_order(rows)[:-1] + [r for r in (running.chunked,) if r]

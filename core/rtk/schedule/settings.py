@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Retraction = Literal["length", "priority"]
-"""Who is retracted first: those who generated least, or the least important ones (and of those, who generated least)."""
+"""Who is retracted first: those who generated least, or the least important (of those, who generated least)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

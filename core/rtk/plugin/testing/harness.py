@@ -49,6 +49,8 @@ class Harness:
     mixed_chunk: bool = False
     retraction: Retraction = "length"
     overlap: bool = False
+    lazy: bool = False
+    """Whether a step is computed as late as an executor may."""
     pin_budget: int | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
@@ -76,6 +78,7 @@ class Harness:
             page_size=self.page_size,
             max_running=self.max_running,
             context_length=ceil_page(self.context_length, self.page_size),
+            lazy=self.lazy,
         )
         self.scheduler = build_scheduler(
             self._policies(),
@@ -149,6 +152,7 @@ class Harness:
         self.now += 1.0
         self._note(self.scheduler.step())
         self.scheduler.check()
+        assert not self.executor.violations, self.executor.violations[0]
 
     def run(self, limit: int = 10_000) -> int:
         """Step until idle; returns the number of steps. Raises `AssertionError` after `limit`."""
