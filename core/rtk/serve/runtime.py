@@ -13,6 +13,7 @@ from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
 from rtk.schedule.scheduler import Scheduler
+from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
 from rtk.serve.tokenizer import Tokenizer
@@ -95,6 +96,11 @@ def _scheduler(config: Config, policies: Policies, computing: Computing, tokeniz
         policies,
         computing.executor,
         computing.limits,
+        settings=Settings(
+            conservativeness=config.schedule.conservativeness,
+            mixed_chunk=config.schedule.mixed_chunk,
+            retraction=config.schedule.retraction,
+        ),
         cache_enabled=not config.cache.disable,
         pin_budget=config.cache.pins.budget,
         end_tokens=computing.end_tokens,
