@@ -82,32 +82,6 @@ def waiting(h, **lengths):
         h.scheduler.receive([new])
 
 
-def plan(h):
-    return h.scheduler._plan(h.scheduler._context())
-
-
-def test_the_rounds_of_four_requests_in_order_of_arrival():
-    """The worked example without its decode rows, which take 8 tokens of both accounts there."""
-    example = NUMBERS["four_requests"]
-    budget = example["budget_after_decode_rows"]
-    h = Harness(page_size=16, pool_tokens=1024, context_length=512, max_running=16)
-    h.scheduler._limits = limits = h.scheduler._limits.__class__(512, 1024, 16, 16, budget["input"], budget["chunk"])
-    waiting(h, **{name: request["uncached"] for name, request in example["requests"].items()})
-    first = plan(h)
-    assert {a.request.rid: a.extend_len for a in first.admitted} == example["fcfs"]["round_1"]
-    assert first.verdict == example["fcfs"]["B_verdict_round_1"]
-    h.step()
-    assert h.scheduler._running.chunked.rid == "A"
-    second = plan(h)
-    expected = example["fcfs"]["round_2"]
-    assert (second.continuation.request.rid, second.continuation.extend_len) == ("A", expected["A"])
-    assert (second.continuation.stop == 160, second.admitted) == (expected["final"], ())
-    assert [r.rid for r in h.scheduler._queue] == example["fcfs"]["waiting_after_round_2"]
-    assert limits.chunk_tokens - 80 == example["fcfs"]["left_after_round_2"]["chunk"]
-    h.run()
-    books_are_closed(h)
-
-
 def test_others_join_whole_beside_a_cut_one_and_one_is_cut_at_a_time():
     h = Watched(pool_tokens=512, chunk_tokens=32)
     waiting(h, a=12, b=70, c=10, d=30)

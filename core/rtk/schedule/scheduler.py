@@ -290,7 +290,7 @@ class Scheduler:
             ratio=self._ratio.value,
             chunked=running.chunked,
             chunk_reserve=queue.chunk_reserve(ctx) if running.chunked else 0,
-            decode_rows=len(running.decoding()) if self._settings.mixed_chunk else 0,
+            decoding=running.decoding() if self._settings.mixed_chunk else (),
         )
 
     def _commit(self, plan: AdmissionPlan) -> list[Request]:
