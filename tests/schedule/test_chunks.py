@@ -123,6 +123,7 @@ def test_a_policy_that_prefers_decoding_holds_the_chunked_request_up_only_beside
     assert h.steps[1:] == [[(1, 2, 1)], [(2, 3, 1)], [(3, 4, 1)], [(15, 31, 0)], [(31, 40, 1)]]
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_b08_abort_between_pieces_gives_everything_back(page, after):
@@ -171,6 +172,7 @@ def test_a07_twins_in_pieces_share_slots_and_answers(page):
     books_are_closed(h)
 
 
+@pytest.mark.stepwise
 def test_a_middle_piece_is_cached_at_once():
     h = Harness(chunk_tokens=32)
     h.add("a", range(100), max_new_tokens=1)
@@ -193,6 +195,7 @@ def test_a_request_that_generates_nothing_and_a_pin_in_pieces():
     assert h.stat("protected") == h.stat("pinned") == 40
 
 
+@pytest.mark.stepwise
 def test_a_step_that_fails_in_the_middle_of_a_prompt_ends_it_alone():
     h = Harness(chunk_tokens=32, max_running=1)
     h.add("a", range(100), max_new_tokens=2)

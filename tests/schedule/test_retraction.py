@@ -64,6 +64,7 @@ def test_x31_b03_b04_five_requests_squeeze_through_a_small_pool(page, conservati
     books_are_closed(h)
 
 
+@pytest.mark.stepwise
 def test_the_ratio_falls_with_each_step_that_decodes_and_starts_over_when_idle():
     h = Harness()
     h.add("a", [1], max_new_tokens=4)

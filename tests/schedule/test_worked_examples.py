@@ -214,6 +214,7 @@ def decode_rows(h):
     return sum(row.q_len == 1 and row.start > 0 for row in h.executor.plans[-1].rows)
 
 
+@pytest.mark.stepwise
 def test_four_requests_in_order_of_arrival():
     expected, h = FOUR["fcfs"], eight_decode("fcfs")
     plan, selected, left = round_of(h)
@@ -231,6 +232,7 @@ def test_four_requests_in_order_of_arrival():
     assert h.tokens["d0"] == list(range(1, 41))
 
 
+@pytest.mark.stepwise
 def test_four_requests_shortest_prefill_first():
     expected, h = FOUR["shortest_prefill_first"], eight_decode("shortest-prefill-first")
     plan, selected, left = round_of(h)

@@ -47,6 +47,7 @@ def driven(policy):
     return thread, thread._inbox, said
 
 
+@pytest.mark.stepwise
 def test_while_a_policy_holds_everybody_the_pauses_double_to_50_ms():
     policy = Holds()
     thread, inbox, said = driven(policy)

@@ -420,7 +420,8 @@ class Scheduler:
             self.counters["prefill_tokens" if prefill else "decode_tokens"] += row.q_len
         if request.status is Status.FINISHED:  # while it was in flight
             self.counters["wasted_rows"] += 1
-            self._running.landed(request, row.start + row.q_len if result is not None else 0)
+            failed = result is None or (request.finish is not None and request.finish.reason == "error")
+            self._running.landed(request, 0 if failed else row.start + row.q_len)
         elif result is None:
             self._end(request, "error", problem="the engine failed to compute this step")
         elif row.samples and sampled in result.errors:
@@ -476,6 +477,7 @@ class Scheduler:
             return
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
+        request.finish = Finish(reason=reason, matched=matched, problem=problem)
         del self._requests[request.rid]
         self._retracted_last = None if request is self._retracted_last else self._retracted_last
         lease = None
@@ -486,8 +488,8 @@ class Scheduler:
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, problem))
             return
-        finish = Finish(reason=reason, matched=matched, problem=problem)
-        self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
+        cached = request.cached_len
+        self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=cached, finish=request.finish))
         self.counters[f"finished_{reason}"] += 1
 
     # --- books --------------------------------------------------------------------------------------------------
