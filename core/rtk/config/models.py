@@ -185,6 +185,19 @@ class ScheduleConfig(PluginSection):
         description="longest piece of a prompt that one step computes; null: chosen by device; -1: prompts are not cut",
     )
 
+    max_queue: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOKENS,
+        description="requests that may wait; one more is refused (503); null: any number",
+    )
+    max_wait_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_TOKENS,
+        description="seconds that a request may wait for its start, else it ends with 503; null: any time",
+    )
+
     @field_validator("chunked_prefill_size")
     @classmethod
     def _is_a_size(cls, tokens: int | None) -> int | None:

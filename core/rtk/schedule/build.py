@@ -31,6 +31,8 @@ class Policies:
     """Whether the schedule policy asks for matched lengths."""
     read_priority: bool = False
     """Whether one of them reads the priorities of requests."""
+    read_routing_key: bool = False
+    """Whether the schedule policy reads the routing keys of requests."""
 
 
 def build_scheduler(
@@ -44,11 +46,13 @@ def build_scheduler(
     match_stop: MatchStop,
     clock: Callable[[], float],
     rng: random.Random,
+    max_queue: int | None = None,
+    max_wait_s: float | None = None,
 ) -> Scheduler:
     """A scheduler with an empty cache.
 
     `pin_budget` is in tokens, by default a quarter of the pool; `clock` answers seconds; `rng` is the source of all
-    unseeded randomness.
+    unseeded randomness. `max_queue` requests may wait, each for `max_wait_s`; None: any number, for any time.
     """
     health = Health()
     allocator = SlotAllocator(limits.pool_tokens, limits.page_size)
@@ -64,6 +68,8 @@ def build_scheduler(
         queue=WaitingQueue(schedule, cache, match_prefixes=policies.match_prefixes),
         executor=executor,
         limits=limits,
+        max_queue=max_queue,
+        max_wait_s=max_wait_s,
         end_tokens=end_tokens,
         match_stop=match_stop,
         health=health,

@@ -36,6 +36,7 @@ from rtk.schedule.params import SamplingParams
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.request import Request, Status
+from rtk.schedule.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ MatchStop = Callable[[SamplingParams, bytes], Callable[[int], str | None]]
 COUNTERS = (
     "requests_accepted",
     "requests_refused",
+    "queue_full",
+    "queue_timeouts",
+    "deadlines_exceeded",
     "finished_stop",
     "finished_length",
     "finished_abort",
@@ -74,6 +78,8 @@ class Scheduler:
         queue: WaitingQueue,
         executor: Executor,
         limits: Limits,
+        max_queue: int | None,
+        max_wait_s: float | None,
         end_tokens: frozenset[int],
         match_stop: MatchStop,
         health: Health,
@@ -85,6 +91,7 @@ class Scheduler:
         self._queue = queue
         self._executor = executor
         self._limits = limits
+        self._max_queue = max_queue
         self._end_tokens = end_tokens
         self._match_stop = match_stop
         self._health = health
@@ -92,11 +99,13 @@ class Scheduler:
         self._rng = rng
         self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
+        self._time = TimeLimits(self._requests, max_wait_s)
         self._running: list[Request] = []
         self._chunked: Request | None = None  # one of the running: part of its prompt is computed
         self._outbox: list[Outbound] = []
         self._writes: list[TableWrite] = []
         self._arrivals = 0
+        self._left_waiting = 0  # by the last step
         self._step = 0
         self.counters: Counter[str] = Counter()
         self.stalled = False
@@ -115,13 +124,18 @@ class Scheduler:
         return self._pools.cache.created_nodes
 
     @property
+    def rest_s(self) -> float:
+        """Seconds until a time limit is due; infinite where none is."""
+        return self._time.next_s - self._clock()
+
+    @property
     def accepted(self) -> int:
         """Requests that run or wait, those that compute pins among them."""
         return len(self._requests)
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
-        self._desk.expire()
+        self._expire()
         for message in messages:
             match message:
                 case NewRequest():
@@ -152,10 +166,28 @@ class Scheduler:
     def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
         request = self._request(new, pin)
-        if pin is not None:
+        if pin is None:
+            self._check_queue()
+            self._time.watch(request, new.deadline_s)
+        else:  # an administrator's, who waits as long as it takes
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
         self._queue.add(request)
+
+    def _check_queue(self) -> None:
+        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
+        if self._max_queue is None:
+            return
+        waiting = len(self._queue)
+        self._left_waiting = min(self._left_waiting, waiting)
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        if waiting - room >= self._max_queue:
+            self.counters["queue_full"] += 1
+            raise RequestError(
+                f"the queue is full: {waiting} wait (schedule.max_queue = {self._max_queue}); try again later",
+                code="queue_full",
+                status=503,
+            )
 
     def _request(self, new: NewRequest, pin: Pin | None) -> Request:
         if new.rid in self._requests:
@@ -190,6 +222,13 @@ class Scheduler:
         if request is not None:
             self._end(request, "abort")
 
+    def _expire(self) -> None:
+        """End what has had its time: pins, and requests. O(1) where nothing is due."""
+        self._desk.expire()
+        for request, finish in self._time.exceeded(self._clock()):
+            self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
+            self._end(request, "error", problem=finish.problem, code=finish.code, status=finish.status)
+
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
         for request in list(self._requests.values()):
@@ -204,9 +243,10 @@ class Scheduler:
 
     def step(self) -> list[Outbound]:
         """Prefill whoever fits, else decode everybody who runs; returns what became known."""
-        self._desk.expire()
+        self._expire()
         batch = self._admit() or self._grow_running()
-        self.stalled = not batch and len(self._queue) > 0
+        self._left_waiting = len(self._queue)
+        self.stalled = not batch and self._left_waiting > 0
         if batch:
             plan = self._compose(batch)
             result = self._compute(batch, plan)
@@ -350,6 +390,8 @@ class Scheduler:
         tokens: tuple[int, ...] = (),
         matched: str | int | None = None,
         problem: str = "",
+        code: str = "generation_failed",
+        status: int = 500,
     ) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
 
@@ -370,7 +412,7 @@ class Scheduler:
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, problem))
             return
-        finish = Finish(reason=reason, matched=matched, problem=problem)
+        finish = Finish(reason=reason, matched=matched, problem=problem, code=code, status=status)
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
         self.counters[f"finished_{reason}"] += 1
 

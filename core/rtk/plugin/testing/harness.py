@@ -45,6 +45,8 @@ class Harness:
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
     pin_budget: int | None = None
+    max_queue: int | None = None
+    max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
     seed: int = 0
@@ -78,6 +80,8 @@ class Harness:
             limits,
             cache_enabled=self.cache_enabled,
             pin_budget=self.pin_budget,
+            max_queue=self.max_queue,
+            max_wait_s=self.max_wait_s,
             end_tokens=self.end_tokens,
             match_stop=self.match_stop or _no_stop_strings,
             clock=lambda: self.now,
@@ -111,6 +115,9 @@ class Harness:
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
         priority: int = 0,
+        tenant: str = "",
+        routing_key: str = "",
+        deadline_s: float | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -120,6 +127,9 @@ class Harness:
             params=SamplingParams(**{"temperature": 0.0, **params}),
             namespace=namespace,
             priority=priority,
+            tenant=tenant,
+            routing_key=routing_key,
+            deadline_s=deadline_s,
         )
         self.send(new)
         return self.verdicts[rid]
@@ -133,9 +143,9 @@ class Harness:
         self._note(self.scheduler.receive([message]))
         self.scheduler.check()
 
-    def step(self) -> None:
-        """One step; the clock advances by a second."""
-        self.now += 1.0
+    def step(self, seconds: float = 1.0) -> None:
+        """One step; the clock advances before it."""
+        self.now += seconds
         self._note(self.scheduler.step())
         self.scheduler.check()
 
