@@ -134,7 +134,7 @@ def test_b14_a_deadline_is_a_status_before_the_first_event_and_an_event_after_it
         long = long_one(server, deadline_ms=50, stream=stream)
         await received(server, 1)
         server.permit(2)
-        while server.harness.stat("decode_tokens") < 1:
+        while server.harness.scheduler.counters["decode_tokens"] < 1:
             await asyncio.sleep(0)
         server.harness.now = 0.05
         server.permit()
