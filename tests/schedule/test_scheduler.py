@@ -6,7 +6,7 @@ import pytest
 from rtk.cache.key import AdapterRef, Namespace
 from rtk.plugin import SchedulePolicy
 from rtk.plugin.testing.harness import Harness, count_up, digest
-from rtk.schedule.messages import Flush, Flushed, Refused
+from rtk.schedule.messages import Finish, Flush, Flushed, Refused
 
 
 def counting(n, start=0):
@@ -125,7 +125,7 @@ def test_ending_twice_says_so_once():
     h.step()
     [request] = h.scheduler._running.requests
     for _ in range(2):
-        h.scheduler._end(request, "abort")
+        h.scheduler._end(request, Finish(reason="abort"))
     h._note(h.scheduler.step())
     assert (h.finished["a"].reason, h.stat("finished_abort")) == ("abort", 1)
 

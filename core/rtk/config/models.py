@@ -203,6 +203,19 @@ class ScheduleConfig(PluginSection):
         description="who makes room first: who has generated least, or who is least important",
     )
 
+    max_queue: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOKENS,
+        description="requests that may wait; one more is refused (503); null: any number",
+    )
+    max_wait_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_TOKENS,
+        description="seconds that a request may wait for its start, else it ends with 503; null: any time",
+    )
+
     @field_validator("chunked_prefill_size")
     @classmethod
     def _is_a_size(cls, tokens: int | None) -> int | None:

@@ -32,6 +32,8 @@ class Policies:
     """Whether the schedule policy asks for matched lengths."""
     read_priority: bool = False
     """Whether one of them reads the priorities of requests."""
+    read_routing_key: bool = False
+    """Whether the schedule policy reads the routing keys of requests."""
 
 
 def build_scheduler(

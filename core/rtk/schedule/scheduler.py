@@ -23,7 +23,6 @@ from rtk.schedule.flight import Flight, launch
 from rtk.schedule.messages import (
     Abort,
     Finish,
-    FinishReason,
     Flush,
     Inbound,
     NewRequest,
@@ -41,6 +40,7 @@ from rtk.schedule.request import Request, Status
 from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
+from rtk.schedule.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ MatchStop = Callable[[SamplingParams, bytes], Callable[[int], str | None]]
 COUNTERS = (
     "requests_accepted",
     "requests_refused",
+    "queue_full",
+    "queue_timeouts",
+    "deadlines_exceeded",
     "finished_stop",
     "finished_length",
     "finished_abort",
@@ -102,6 +105,7 @@ class Scheduler:
         self._rng = rng
         self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
+        self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._running = Running(pools)
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._watch = RetractionWatch()
@@ -109,6 +113,7 @@ class Scheduler:
         self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full
         self._outbox: list[Outbound] = []
         self._arrivals = 0
+        self._left_waiting = 0  # by the last step
         self._steps = 0
         self.counters: Counter[str] = Counter()
         self.stalled = False
@@ -127,13 +132,18 @@ class Scheduler:
         return self._pools.cache.created_nodes
 
     @property
+    def rest_s(self) -> float:
+        """Seconds until a time limit is due; infinite where none is."""
+        return self._time.next_s - self._clock()
+
+    @property
     def accepted(self) -> int:
         """Requests that run or wait, those that compute pins among them."""
         return len(self._requests)
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
-        self._desk.expire()
+        self._expire()
         for message in messages:
             match message:
                 case NewRequest():
@@ -166,10 +176,28 @@ class Scheduler:
     def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
         request = self._request(new, pin)
-        if pin is not None:
+        if pin is None:
+            self._check_queue()
+            self._time.watch(request, new.deadline_s)
+        else:  # an administrator's, who waits as long as it takes
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
         self._queue.add(request)
+
+    def _check_queue(self) -> None:
+        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
+        if self._settings.max_queue is None:
+            return
+        waiting = len(self._queue)
+        self._left_waiting = min(self._left_waiting, waiting)
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        if waiting - room >= self._settings.max_queue:
+            self.counters["queue_full"] += 1
+            raise RequestError(
+                f"the queue is full: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
+                code="queue_full",
+                status=503,
+            )
 
     def _request(self, new: NewRequest, pin: Pin | None) -> Request:
         if new.rid in self._requests:
@@ -202,13 +230,20 @@ class Scheduler:
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            self._end(request, "abort")
+            self._end(request, Finish(reason="abort"))
+
+    def _expire(self) -> None:
+        """End what has had its time: pins, and requests. O(1) where nothing is due."""
+        self._desk.expire()
+        for request, finish in self._time.exceeded(self._clock()):
+            self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
+            self._end(request, finish)
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
         self._settle()
         for request in list(self._requests.values()):
-            self._end(request, "error", problem=why)
+            self._fail(request, why)
         return self._drain()
 
     def _drain(self) -> list[Outbound]:
@@ -222,10 +257,11 @@ class Scheduler:
 
         Returns what became known.
         """
-        self._desk.expire()
+        self._expire()
         batch = self._next_batch()
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
-        self.stalled = not batch and before is None and len(self._queue) > 0
+        self._left_waiting = len(self._queue)
+        self.stalled = not batch and before is None and self._left_waiting > 0
         if before:
             self._take_in(before)
         if not self._settings.overlap:
@@ -301,7 +337,7 @@ class Scheduler:
         except CommitError as error:
             log.exception("admission failed; the request is given up and the others stay queued")
             self.counters["commit_failures"] += 1
-            self._end(error.request, "error", problem="the engine could not admit the request")
+            self._fail(error.request, "the engine could not admit the request")
             return []
         self._full_at = plan.total if plan.verdict == "NO_TOKEN" else None
         for admission in plan.admitted:
@@ -334,7 +370,7 @@ class Scheduler:
     def _grown(self, rows: list[Request]) -> list[Request]:
         for request in self._running.grow(rows):
             self.counters["invariant_violations"] += 1
-            self._end(request, "error", problem="the engine failed on this request")
+            self._fail(request, "the engine failed on this request")
         return [r for r in rows if r.status is Status.RUNNING]
 
     def _context(self) -> ScheduleContext:
@@ -409,7 +445,7 @@ class Scheduler:
                 self._land(request, row, result, sampled)
             except Exception:
                 log.exception("request %s ends on a bug", request.rid)
-                self._end(request, "error", problem="the engine failed on this request")
+                self._fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         self._running.free(flight.garbage)
 
@@ -423,10 +459,10 @@ class Scheduler:
             failed = result is None or (request.finish is not None and request.finish.reason == "error")
             self._running.landed(request, 0 if failed else row.start + row.q_len)
         elif result is None:
-            self._end(request, "error", problem="the engine failed to compute this step")
+            self._fail(request, "the engine failed to compute this step")
         elif row.samples and sampled in result.errors:
             self.counters["sampling_errors"] += 1
-            self._end(request, "error", problem=result.errors[sampled])
+            self._fail(request, result.errors[sampled])
         else:
             request.computed_len += row.q_len
             if prefill:
@@ -437,14 +473,14 @@ class Scheduler:
         """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
         if not tokens:
             if request.computed_len >= request.fill_len:
-                self._end(request, "length")
+                self._end(request, Finish(reason="length"))
             else:
                 self.counters["middle_chunks"] += 1
         for token in tokens:
             request.append(token)
             self.counters["generated_tokens"] += 1
             if (finish := self._finish(request, token)) is not None:
-                self._end(request, finish.reason, tokens=(token,), matched=finish.matched)
+                self._end(request, finish, tokens=(token,))
                 return
             self._outbox.append(Output(rid=request.rid, tokens=(token,), cached_tokens=request.cached_len))
 
@@ -460,15 +496,10 @@ class Scheduler:
             return Finish(reason="length")
         return None
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        tokens: tuple[int, ...] = (),
-        matched: str | int | None = None,
-        problem: str = "",
-    ) -> None:
+    def _fail(self, request: Request, problem: str) -> None:
+        self._end(request, Finish(reason="error", problem=problem))
+
+    def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
 
         O(running), plus what caching its tokens costs.
@@ -477,20 +508,19 @@ class Scheduler:
             return
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
-        request.finish = Finish(reason=reason, matched=matched, problem=problem)
+        request.finish = finish
         del self._requests[request.rid]
         self._retracted_last = None if request is self._retracted_last else self._retracted_last
         lease = None
         if waiting:
             self._queue.remove(request)
         else:
-            lease = self._running.leave(request, keep_lease=request.pin is not None and reason == "length")
+            lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
         if request.pin is not None:
-            self._outbox.append(self._desk.settle(request.pin, lease, problem))
+            self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
-        cached = request.cached_len
-        self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=cached, finish=request.finish))
-        self.counters[f"finished_{reason}"] += 1
+        self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
+        self.counters[f"finished_{finish.reason}"] += 1
 
     # --- books --------------------------------------------------------------------------------------------------
 

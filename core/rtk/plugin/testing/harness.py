@@ -52,6 +52,8 @@ class Harness:
     lazy: bool = False
     """Whether a step is computed as late as an executor may."""
     pin_budget: int | None = None
+    max_queue: int | None = None
+    max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
     seed: int = 0
@@ -90,6 +92,8 @@ class Harness:
                 mixed_chunk=self.mixed_chunk,
                 retraction=self.retraction,
                 overlap=self.overlap,
+                max_queue=self.max_queue,
+                max_wait_s=self.max_wait_s,
             ),
             pin_budget=self.pin_budget,
             end_tokens=self.end_tokens,
@@ -125,6 +129,9 @@ class Harness:
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
         priority: int = 0,
+        tenant: str = "",
+        routing_key: str = "",
+        deadline_s: float | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -134,6 +141,9 @@ class Harness:
             params=SamplingParams(**{"temperature": 0.0, **params}),
             namespace=namespace,
             priority=priority,
+            tenant=tenant,
+            routing_key=routing_key,
+            deadline_s=deadline_s,
         )
         self.send(new)
         return self.verdicts[rid]
@@ -147,9 +157,9 @@ class Harness:
         self._note(self.scheduler.receive([message]))
         self.scheduler.check()
 
-    def step(self) -> None:
-        """One step; the clock advances by a second."""
-        self.now += 1.0
+    def step(self, seconds: float = 1.0) -> None:
+        """One step; the clock advances before it."""
+        self.now += seconds
         self._note(self.scheduler.step())
         self.scheduler.check()
         assert not self.executor.violations, self.executor.violations[0]
