@@ -253,7 +253,7 @@ class Scheduler:
         ctx = self._context()
         if not (len(self._queue) or self._chunked) or self._queue.prefers_decode(ctx):
             return []
-        order = self._queue.ranked(ctx, self.counters["prefill_tokens"])
+        order = self._queue.ranked(ctx, self._running)
         plan = plan_admission(order, self._running, self._pools, self._limits, self._chunked)
         try:
             self._writes += commit(plan, self._pools)
@@ -272,7 +272,8 @@ class Scheduler:
 
     def _context(self) -> ScheduleContext:
         decoding = len(self._running) - (self._chunked is not None)
-        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=decoding)
+        prefilled = self.counters["prefill_tokens"]
+        return ScheduleContext(self._clock(), self._policy_rng, running=decoding, prefilled_total=prefilled)
 
     def _grow_running(self) -> list[Request]:
         """Everybody who runs, each with a slot for its next token. Admission reserved them, so they are there."""
@@ -445,6 +446,7 @@ class Scheduler:
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
             "evicted_tokens": pools.cache.evicted,
+            "schedule_fallbacks": self._queue.fallbacks,
             "plugin_faults": sum(self._health.faults.values()),
         }
         return {**dict.fromkeys(COUNTERS, 0), **self.counters, **gauges, **self._executor.stats()}
