@@ -314,18 +314,18 @@ class Scheduler:
         if self._full_at is not None and balance(self._pools, running.requests, self._ratio.value) > self._full_at:
             self._full_at = None
         full = self._full_at is not None or not self._pools.table.free_rows
-        return bool(running.chunked or not full or queue.preempting)
+        return bool(running.chunked or not full or queue.may_preempt)
 
     def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
         running, queue = self._running, self._queue
         return plan_admission(
-            queue.ranked(ctx, self.counters["prefill_tokens"]),
+            queue.ranked(ctx, running.requests),
             running.requests,
             self._pools,
             self._limits,
             ratio=self._ratio.value,
             chunked=running.chunked,
-            chunk_reserve=queue.chunk_reserve(ctx) if running.chunked else 0,
+            chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
             decoding=running.decoding() if self._settings.mixed_chunk else (),
         )
 
@@ -374,7 +374,12 @@ class Scheduler:
         return [r for r in rows if r.status is Status.RUNNING]
 
     def _context(self) -> ScheduleContext:
-        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=len(self._running.decoding()))
+        return ScheduleContext(
+            now=self._clock(),
+            rng=self._policy_rng,
+            running=len(self._running.decoding()),
+            prefilled_total=self.counters["prefill_tokens"],
+        )
 
     # --- making room --------------------------------------------------------------------------------------------
 
@@ -396,7 +401,7 @@ class Scheduler:
     def _preempted(self, plan: AdmissionPlan) -> list[Request]:
         """Those who make way for the candidate that was refused: nobody unless the policy says so and it suffices."""
         candidate, lack = plan.refused, plan.lack
-        if candidate is None or lack is None or not self._queue.preempting:
+        if candidate is None or lack is None or not self._queue.may_preempt:
             return []
         lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
         victims: list[Request] = []
@@ -409,7 +414,8 @@ class Scheduler:
         return []
 
     def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
-        return retraction_order(requests, self._settings.retraction, self._queue.retract_key, self._retracted_last)
+        policy_key = self._queue.retract_key if self._queue.has_retract_key else None
+        return retraction_order(requests, self._settings.retraction, policy_key, self._retracted_last)
 
     def _retract(self, victims: Iterable[Request], why: str) -> None:
         """Back to the front of the queue. What they computed stays cached; nothing of them is in flight."""
@@ -438,9 +444,12 @@ class Scheduler:
         result = flight.result()
         self.counters["steps"] += 1
         self.counters["steps_failed"] += result is None
-        sampled = 0
+        sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
+            if result is not None and request.status is Status.RUNNING:
+                prefill = row.q_len if row.start < request.fill_len else 0
+                done.append((request, prefill, row.q_len - prefill))
             try:
                 self._land(request, row, result, sampled)
             except Exception:
@@ -448,6 +457,7 @@ class Scheduler:
                 self._fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         self._running.free(flight.garbage)
+        self._queue.progressed(done)
 
     def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
         """One row of a step that was computed, or failed."""
@@ -544,6 +554,7 @@ class Scheduler:
             "new_token_ratio": self._ratio.value,
             "retractions_are_frequent": int(self._watch.frequent(self._steps)),
             "evicted_tokens": pools.cache.evicted,
+            "schedule_fallbacks": self._queue.fallbacks,
             "plugin_faults": sum(self._health.faults.values()),
         }
         violations = self.counters["invariant_violations"] + running.wrong_books

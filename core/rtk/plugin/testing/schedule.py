@@ -29,6 +29,11 @@ def random_columns(count: int, seed: int) -> Columns:
         matched_len=(rng.random(count) * prompt_len).astype(np.int64),
         prefilled_since_arrival=np.sort(rng.integers(0, 100_000, count))[::-1].copy(),
         priority=rng.integers(-3, 4, count),
+        output_len=rng.integers(0, 50, count) * (np.arange(count) < count // 10),
+        shares_prefix=rng.random(count) < 0.3,
+        tenant=rng.integers(0, 3, count),
+        running_with_key=rng.integers(0, 3, count),
+        retractions=(np.arange(count) < count // 10).astype(np.int64),
     )
 
 
