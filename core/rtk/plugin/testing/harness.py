@@ -112,6 +112,8 @@ class Harness:
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
         priority: int = 0,
+        tenant: str = "",
+        routing_key: str = "",
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -121,6 +123,8 @@ class Harness:
             params=SamplingParams(**{"temperature": 0.0, **params}),
             namespace=namespace,
             priority=priority,
+            tenant=tenant,
+            routing_key=routing_key,
         )
         self.send(new)
         return self.verdicts[rid]
