@@ -2,7 +2,7 @@
 
 import random
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +63,13 @@ def _absent() -> NDArray[Any]:
     return np.zeros(0, dtype=np.int64)
 
 
+def _make_read_only(arrays: object, names: Iterable[str]) -> None:
+    for name in names:
+        array = getattr(arrays, name)
+        array.flags.writeable = False
+        object.__setattr__(arrays, name, array.view())  # what does not own its data cannot be resized
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The waiting requests as arrays of one length n: `RequestView`'s fields, one array each.
@@ -87,11 +94,9 @@ class Columns:
 
     def __post_init__(self) -> None:
         for name, kind in RequestView.__annotations__.items():
-            array = getattr(self, name)
-            if len(array) < len(self.id):
-                array = np.zeros(len(self.id), dtype=kind)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array.view())  # what does not own its data cannot be resized
+            if len(getattr(self, name)) < len(self.id):
+                object.__setattr__(self, name, np.zeros(len(self.id), dtype=kind))
+        _make_read_only(self, RequestView._fields)
 
     @property
     def hit_len(self) -> NDArray[np.int64]:
@@ -132,6 +137,9 @@ class TreeView:
     """[m] tokens of each node; 0 for a root."""
     node: NDArray[np.int64]
     """[n] the index of the node in which the match of each waiting request ends."""
+
+    def __post_init__(self) -> None:
+        _make_read_only(self, ("parent", "size", "node"))
 
 
 class Progress(NamedTuple):

@@ -117,10 +117,7 @@ class WaitingMatches:
                     size.append(length)
                 above = index.setdefault(step, len(index))
             node_of[[spot.number for spot in by_position.values()]] = index[where]
-        arrays = np.array(parent, np.int64), np.array(size, np.int64), node_of[spots]
-        for array in arrays:
-            array.flags.writeable = False
-        return TreeView(*(array.view() for array in arrays))
+        return TreeView(np.array(parent, np.int64), np.array(size, np.int64), node_of[spots])
 
     # --- the tree's side ----------------------------------------------------------------------------------------
 
