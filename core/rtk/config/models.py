@@ -184,6 +184,9 @@ class ScheduleConfig(PluginSection):
         le=MAX_TOKENS,
         description="longest piece of a prompt that one step computes; null: chosen by device; -1: prompts are not cut",
     )
+    overlap: bool | None = Field(
+        default=None, description="launch a step before the results of the one before are in; null: chosen by device"
+    )
 
     @field_validator("chunked_prefill_size")
     @classmethod

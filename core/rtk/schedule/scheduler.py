@@ -228,6 +228,7 @@ class Scheduler:
         """End every request with an error, because the engine goes away."""
         for request in list(self._requests.values()):
             self._end(request, "error", problem=why)
+        self._executor.close()
         return self._drain()
 
     def _drain(self) -> list[Outbound]:
