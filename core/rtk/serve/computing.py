@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,7 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
         chunk_tokens=_chunk_tokens(config, loaded.device.type),
+        align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
 
@@ -112,17 +114,20 @@ def _overlap(config: Config, device: str) -> bool:
 
 
 def _chunk_tokens(config: Config, device: str) -> int | None:
-    """Longest piece of a prompt; None where prompts are not cut. A piece and a step hold at least a page."""
-    page, step, piece = config.cache.page_size, config.schedule.max_prefill_tokens, config.schedule.chunked_prefill_size
+    """Longest piece of a prompt; None where prompts are not cut. Pieces reach from border to border."""
+    schedule, page = config.schedule, config.cache.page_size
+    piece, align = schedule.chunked_prefill_size, schedule.truncation_align_size or 1
     if piece == -1:
         return None
-    for name, tokens in (("chunked_prefill_size", piece), ("max_prefill_tokens", step)):
-        if tokens is not None and tokens < page:
+    border = lcm(page, align)
+    for name, tokens in (("chunked_prefill_size", piece), ("max_prefill_tokens", schedule.max_prefill_tokens)):
+        if tokens is not None and tokens < border:
+            aligned = f" and multiples of schedule.truncation_align_size = {align}" if align > 1 else ""
             raise ConfigError(
-                f"schedule.{name} = {tokens}: prompts are cut at page borders, and a page holds {page} tokens; "
-                "raise it, lower cache.page_size, or set schedule.chunked_prefill_size = -1"
+                f"schedule.{name} = {tokens}: prompts are cut at borders of pages, which hold {page} tokens{aligned}; "
+                f"make it at least {border}, or set schedule.chunked_prefill_size = -1"
             )
-    return piece or max(page, CHUNK_ON_CPU if device == "cpu" else CHUNK)
+    return piece or max(border, CHUNK_ON_CPU if device == "cpu" else CHUNK)
 
 
 def _device(config: Config) -> str:
