@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 CHUNK_ON_CPU, CHUNK = 2048, 8192
 """Longest piece of a prompt where none is set, in tokens."""
 OVERLAP = frozenset[str]()
-"""Devices on which steps overlap where nothing is set."""
+"""Devices on which steps overlap where nothing is set: those where `bench/overlap.py` shows that it pays.
+
+None yet. On a CPU the host's work is 0.2 to 0.7 ms of a step of 28 to 100, and what a thread saves of that it loses to
+the interpreter's lock; CUDA was not measured.
+"""
 
 
 @dataclass(frozen=True, slots=True)
