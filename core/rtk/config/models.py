@@ -186,6 +186,9 @@ class ScheduleConfig(PluginSection):
         le=MAX_TOKENS,
         description="longest piece of a prompt that one step computes; null: chosen by device; -1: prompts are not cut",
     )
+    overlap: bool | None = Field(
+        default=None, description="launch a step before the results of the one before are in; null: chosen by device"
+    )
     truncation_align_size: int | None = Field(
         default=None, ge=1, le=MAX_TOKENS, description="prompts are cut at multiples of this too; null: of pages only"
     )
@@ -202,7 +205,6 @@ class ScheduleConfig(PluginSection):
         default="length",
         description="who makes room first: who has generated least, or who is least important",
     )
-
     max_queue: int | None = Field(
         default=None,
         ge=0,

@@ -244,6 +244,7 @@ class Scheduler:
         self._settle()
         for request in list(self._requests.values()):
             self._fail(request, why)
+        self._executor.close()
         return self._drain()
 
     def _drain(self) -> list[Outbound]:

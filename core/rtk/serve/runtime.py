@@ -102,6 +102,7 @@ def _scheduler(config: Config, policies: Policies, computing: Computing, tokeniz
             conservativeness=config.schedule.conservativeness,
             mixed_chunk=config.schedule.mixed_chunk,
             retraction=config.schedule.retraction,
+            overlap=computing.overlap,
             max_queue=config.schedule.max_queue,
             max_wait_s=config.schedule.max_wait_s,
         ),
