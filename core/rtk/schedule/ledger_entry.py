@@ -1,0 +1,184 @@
+"""What the ledger knows of one request in flight, and how that becomes its timeline."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from rtk.schedule.ledger_clocks import CAUSES, GapStart, Totals
+from rtk.schedule.request import Request
+from rtk.schedule.timeline import (
+    Attempt,
+    Attempts,
+    Behind,
+    Cause,
+    Chunk,
+    Decoding,
+    FirstToken,
+    Gap,
+    Overtaken,
+    Retraction,
+    Timeline,
+    Wait,
+)
+
+CHUNKS = 16
+"""Pieces of a prompt that are kept from its start, and as many from its end."""
+RETRACTIONS = 4
+"""The same for retractions."""
+SHORTEST_S = 1e-9
+"""What is shorter is rounding."""
+
+T = TypeVar("T")
+
+
+class Few(Generic[T]):
+    """The first and the last `keep` of what was added, and how many there were."""
+
+    __slots__ = ("_first", "_keep", "_last", "count")
+
+    def __init__(self, keep: int) -> None:
+        self.count = 0
+        self._keep = keep
+        self._first: list[T] = []
+        self._last: deque[T] = deque(maxlen=keep)
+
+    def add(self, item: T) -> None:
+        """One more. O(1)."""
+        self.count += 1
+        (self._first if len(self._first) < self._keep else self._last).append(item)
+
+    @property
+    def last(self) -> T:
+        """What was added last."""
+        return (self._last or self._first)[-1]
+
+    @last.setter
+    def last(self, item: T) -> None:
+        (self._last or self._first)[-1] = item
+
+    def kept(self) -> tuple[T, ...]:
+        """In order."""
+        return (*self._first, *self._last)
+
+
+class Episode(NamedTuple):
+    """A request decodes since then."""
+
+    start: GapStart
+    decodes: int
+    """Steps that had decoded."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request in flight. Times are the scheduler's clock. Only the ledger writes it."""
+
+    request: Request
+    name: str
+    number: int
+    """Arrival number; refused requests have none."""
+    arrival_s: float
+    ahead: int
+    """Requests that waited when it arrived."""
+    starts: int
+    """Requests that had been started when it arrived."""
+    since: float
+    """It waits since then, if it does."""
+
+    waiting: bool = True
+    seen: dict[Cause, float] | None = None
+    """The queue's clock when a round first found it waiting; None: none has, or it does not wait."""
+    seen_round: int = 0
+    waits: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    """Its time in the queue, without what the clock has measured since `seen`."""
+    behind: Behind | None = None
+    overtaken: Overtaken | None = None
+    notes: tuple[str, ...] = ()
+    attempts: dict[str, Attempts] = field(default_factory=dict)
+
+    started_s: float | None = None
+    cached: int = 0
+    chunks: Few[Chunk] = field(default_factory=lambda: Few(CHUNKS))
+    forward_s: float = 0.0
+    decode_steps: int = 0
+    """Steps that only decoded, as of its last chunk."""
+    first_token: FirstToken | None = None
+
+    episode: Episode | None = None
+    """Set while it decodes."""
+    decoded: Totals = Totals()
+    """What steps were spent on in earlier episodes, and how long these were."""
+    decoded_s: float = 0.0
+    gap: Gap | None = None
+    """Its longest, without those that the step clock has measured in this episode."""
+    last_token_s: float = 0.0
+    """Of the last token of the episode before."""
+    retractions: Few[Retraction] = field(default_factory=lambda: Few(RETRACTIONS))
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Admission looked at it. O(1)."""
+        reason: Cause | Literal[""] = "" if attempt.selected else attempt.reason
+        had = self.attempts.get(reason)
+        count, first = (had.count + 1, had.first) if had else (1, attempt)
+        self.attempts[reason] = Attempts(reason=reason, count=count, first=first, last=attempt)
+
+    def took(self, gap: Gap) -> None:
+        """It waited that long for a token."""
+        if self.gap is None or gap.seconds > self.gap.seconds:
+            self.gap = gap
+
+    def timeline(self, now: float, end: str | None) -> Timeline:
+        """What became of it until now. Its sums must be up to date: see `Ledger`."""
+        request, queue_s = self.request, sum(self.waits.values())
+        spoke = bool(request.output)
+        going = "waiting" if self.waiting else "running"
+        return Timeline(
+            rid=self.name,
+            state=going if end is None else "finished",
+            age_s=now - self.arrival_s,
+            end=end,
+            prompt_tokens=request.prompt_len,
+            output_tokens=len(request.output),
+            waiting_at_arrival=self.ahead,
+            started_s=None if self.started_s is None else self.started_s - self.arrival_s,
+            cached_tokens=self.cached,
+            queue_s=queue_s,
+            waits=self._waits(),
+            behind=self.behind,
+            overtaken=self.overtaken or Overtaken(0, 0, True),
+            notes=self.notes,
+            attempts=tuple(map(self._attempts, self.attempts.values())),
+            chunks=self.chunks.kept(),
+            chunk_count=self.chunks.count,
+            first_token=self.first_token if spoke else None,
+            decoding=self._decoding() if spoke else None,
+            retractions=self.retractions.kept(),
+            retraction_count=self.retractions.count,
+        )
+
+    def _waits(self) -> tuple[Wait, ...]:
+        waits = [Wait(cause, seconds) for cause, seconds in self.waits.items() if seconds > SHORTEST_S]
+        return tuple(sorted(waits, key=lambda wait: -wait.seconds))
+
+    def _attempts(self, alike: Attempts) -> Attempts:
+        """With the client's id, and times that count from its arrival."""
+        first, last = (
+            replace(attempt, rid=self.name, time=attempt.time - self.arrival_s) for attempt in (alike.first, alike.last)
+        )
+        return replace(alike, first=first, last=last)
+
+    def _decoding(self) -> Decoding:
+        spent = self.decoded
+        return Decoding(
+            seconds=self.decoded_s,
+            steps=spent.decode_steps + spent.mixed_steps,
+            prefill_steps=spent.prefill_steps,
+            prefill_s=spent.prefill_s,
+            prefill_tokens=spent.prefill_tokens,
+            mixed_steps=spent.mixed_steps,
+            mixed_s=spent.mixed_s,
+            mixed_tokens=spent.mixed_tokens,
+            gap=replace(self.gap, ended_s=self.gap.ended_s - self.arrival_s) if self.gap else None,
+        )
