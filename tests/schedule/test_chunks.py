@@ -8,7 +8,6 @@ import pytest
 from rtk.cache.key import pack
 from rtk.plugin import SchedulePolicy
 from rtk.plugin.testing.harness import Harness, digest
-from rtk.schedule.admission import plan_admission
 from rtk.schedule.messages import NewRequest, Pin
 from rtk.schedule.params import SamplingParams
 
@@ -84,8 +83,7 @@ def waiting(h, **lengths):
 
 
 def plan(h):
-    s = h.scheduler
-    return plan_admission(s._queue, s._running, s._pools, s._limits, s._chunked)
+    return h.scheduler._plan(h.scheduler._context())
 
 
 def test_the_rounds_of_four_requests_in_order_of_arrival():
@@ -97,9 +95,9 @@ def test_the_rounds_of_four_requests_in_order_of_arrival():
     waiting(h, **{name: request["uncached"] for name, request in example["requests"].items()})
     first = plan(h)
     assert {a.request.rid: a.extend_len for a in first.admitted} == example["fcfs"]["round_1"]
-    assert first.stopped_by == example["fcfs"]["B_verdict_round_1"]
+    assert first.verdict == example["fcfs"]["B_verdict_round_1"]
     h.step()
-    assert h.scheduler._chunked.rid == "A"
+    assert h.scheduler._running.chunked.rid == "A"
     second = plan(h)
     expected = example["fcfs"]["round_2"]
     assert (second.continuation.request.rid, second.continuation.extend_len) == ("A", expected["A"])
@@ -162,7 +160,7 @@ def test_b08_abort_between_pieces_gives_everything_back(page, after):
     h.abort("a")
     assert h.finished["a"].reason == "abort"
     assert h.stat("held") == h.stat("protected") == 0
-    assert h.scheduler._chunked is None
+    assert h.scheduler._running.chunked is None
     h.step()
     assert h.stat("running") == 1
     h.run()

@@ -121,7 +121,7 @@ def test_ending_twice_says_so_once():
     h = Harness()
     h.add("a", [1], max_new_tokens=5)
     h.step()
-    [request] = h.scheduler._running
+    [request] = h.scheduler._running.requests
     for _ in range(2):
         h.scheduler._end(request, "abort")
     h._note(h.scheduler.step())

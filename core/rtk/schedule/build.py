@@ -17,6 +17,7 @@ from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.scheduler import MatchStop, Scheduler
+from rtk.schedule.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ def build_scheduler(
     limits: Limits,
     *,
     cache_enabled: bool,
+    settings: Settings | None = None,
     pin_budget: int | None,
     end_tokens: frozenset[int],
     match_stop: MatchStop,
@@ -64,6 +66,7 @@ def build_scheduler(
         queue=WaitingQueue(schedule, cache, match_prefixes=policies.match_prefixes),
         executor=executor,
         limits=limits,
+        settings=settings or Settings(),
         end_tokens=end_tokens,
         match_stop=match_stop,
         health=health,

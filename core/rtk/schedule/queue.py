@@ -34,6 +34,27 @@ class WaitingQueue:
         """Take a request out. O(1)."""
         del self._waiting[request.rid]
 
+    def put_back(self, request: Request) -> None:
+        """A request that was retracted waits again, before all others. O(n)."""
+        self._waiting = {request.rid: request, **self._waiting}
+
+    @property
+    def preempting(self) -> bool:
+        """Whether the policy lets waiting requests take the place of running ones."""
+        return False
+
+    def preempts(self, waiting: Request, running: Request) -> bool:
+        """Whether `waiting` may take the place of `running`."""
+        return False
+
+    def retract_key(self, request: Request) -> tuple[int, ...]:
+        """The policy's key of a running request: smaller is retracted first."""
+        return ()
+
+    def chunk_reserve(self, ctx: ScheduleContext) -> int:
+        """Tokens of a step that the chunked request leaves to others."""
+        return 0
+
     def prefers_decode(self, ctx: ScheduleContext) -> bool:
         """Whether the policy wants this step for those who run."""
         return self._policy.prefer_decode(ctx)

@@ -15,6 +15,7 @@ from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
+from rtk.schedule.settings import Retraction, Settings
 
 
 def count_up(history: list[int]) -> int:
@@ -44,6 +45,12 @@ class Harness:
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
+    conservativeness: float = 1.0
+    mixed_chunk: bool = False
+    retraction: Retraction = "length"
+    overlap: bool = False
+    lazy: bool = False
+    """Whether a step is computed as late as an executor may."""
     pin_budget: int | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
@@ -71,12 +78,19 @@ class Harness:
             page_size=self.page_size,
             max_running=self.max_running,
             context_length=ceil_page(self.context_length, self.page_size),
+            lazy=self.lazy,
         )
         self.scheduler = build_scheduler(
             self._policies(),
             self.executor,
             limits,
             cache_enabled=self.cache_enabled,
+            settings=Settings(
+                conservativeness=self.conservativeness,
+                mixed_chunk=self.mixed_chunk,
+                retraction=self.retraction,
+                overlap=self.overlap,
+            ),
             pin_budget=self.pin_budget,
             end_tokens=self.end_tokens,
             match_stop=self.match_stop or _no_stop_strings,
@@ -138,6 +152,7 @@ class Harness:
         self.now += 1.0
         self._note(self.scheduler.step())
         self.scheduler.check()
+        assert not self.executor.violations, self.executor.violations[0]
 
     def run(self, limit: int = 10_000) -> int:
         """Step until idle; returns the number of steps. Raises `AssertionError` after `limit`."""
