@@ -4,7 +4,7 @@ The scheduler reports: `arrived`; each planning round (`planned`); each step whe
 (`launched`, `retired`, in the order of the steps); `retracted`; `ended`. A round costs O(attempts + arrivals since the
 last one), a step O(prompts it computes), however many wait or decode.
 
-Memory is bounded: `RECENT` attempts of all requests together; of each request in flight a few records; of `FINISHED`
+Memory is bounded: the attempts of `RECENT` rounds; of each request in flight a few records; of `FINISHED`
 finished ones the same, written down as bytes: at most 24 KiB each, and about 1 KiB where nothing unusual happened.
 """
 
@@ -15,16 +15,17 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from rtk.schedule.admission import Attempt
 from rtk.schedule.ledger_clocks import QueueClock, Starts, StepClock, Totals
-from rtk.schedule.ledger_entry import Entry, Episode
+from rtk.schedule.ledger_entry import Entry, Episode, Round, record
 from rtk.schedule.messages import ExplainRequest, Refused, RequestExplained
 from rtk.schedule.request import Request
-from rtk.schedule.timeline import Attempt, Behind, Cause, Chunk, FirstToken, Gap, Overtaken, Retraction, Timeline
+from rtk.schedule.timeline import AttemptRecord, Behind, Cause, Chunk, FirstToken, Gap, Overtaken, Retraction, Timeline
 
 FINISHED = 1000
 """Finished requests that are remembered."""
-RECENT = 1024
-"""Attempts that are remembered beside those kept for requests."""
+RECENT = 256
+"""Planning rounds of which all attempts are remembered, beside those kept for requests."""
 NAMED = 4
 """Requests that one retraction names."""
 
@@ -51,8 +52,7 @@ class Ledger:
     """See the module. Belongs to the scheduler's thread."""
 
     def __init__(self, *, finished: int = FINISHED) -> None:
-        self.recent: deque[Attempt] = deque(maxlen=RECENT)
-        """The last attempts of all requests."""
+        self._rounds: deque[Round] = deque(maxlen=RECENT)
         self._keep = finished
         self._live: dict[str, Entry] = {}
         self._finished: dict[str, tuple[str, bytes]] = {}  # name, and the timeline; oldest first
@@ -79,31 +79,31 @@ class Ledger:
 
     def planned(
         self,
-        attempts: Sequence[Attempt],
+        step: int,
+        attempts: tuple[Attempt, ...],
+        rho: float,
         now: float,
         *,
         gate: Cause | None = None,
         note: str = "",
         held: Iterable[Request] = (),
     ) -> None:
-        """A planning round made these attempts; the last one is the one that it stopped at, if it did.
+        """A round planned step `step` with these attempts; it stopped at the last one, if that was refused.
 
         `gate`: why no waiting request was looked at, where none was; `note`: what the policy said, one of a few fixed
         texts; `held`: requests that the policy kept out of its order. O(attempts + held + arrivals).
         """
         self._turn(now)
-        self.recent.extend(attempts)
-        for attempt in attempts:
-            self._live[attempt.rid].attempted(attempt)
+        if attempts:
+            this = Round(step, now, rho, attempts)
+            self._rounds.append(this)
+            for attempt in attempts:
+                self._live[attempt.rid].attempted(this, attempt)
         cause, at = (gate, "") if gate else _stop(attempts)
         if gate == "kv":
             at = self._queue.stopped_at  # nothing has come back since
         self._queue.stop(cause, at, note)
-        self._own = {
-            a.rid: a.reason
-            for a in attempts
-            if a.reason and not a.selected and a.reason != cause and self._live[a.rid].waiting
-        }
+        self._own = {a.rid: a.reason for a in attempts if a.reason and a.reason != cause and self._live[a.rid].waiting}
         self._own.update((request.rid, "hold") for request in held)
 
     def launched(self, step: int, prefills: Iterable[Prefill], decoding: int, now: float) -> None:
@@ -192,6 +192,10 @@ class Ledger:
         if rid in self._finished:
             return msgspec.msgpack.decode(self._finished[rid][1], type=Timeline)
         return None
+
+    def attempts(self) -> list[AttemptRecord]:
+        """The attempts of the last `RECENT` rounds, in order, with the scheduler's own ids and times."""
+        return [record(at, attempt, rid=attempt.rid) for at in self._rounds for attempt in at.attempts]
 
     def _as_of(self, entry: Entry, now: float) -> Entry:
         """The entry with all that the clocks have measured since it was written last."""

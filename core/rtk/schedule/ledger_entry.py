@@ -6,10 +6,12 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from rtk.schedule.admission import Attempt
 from rtk.schedule.ledger_clocks import CAUSES, GapStart, Totals
 from rtk.schedule.request import Request
 from rtk.schedule.timeline import (
-    Attempt,
+    Accounts,
+    AttemptRecord,
     Attempts,
     Behind,
     Cause,
@@ -29,6 +31,7 @@ RETRACTIONS = 4
 """The same for retractions."""
 SHORTEST_S = 1e-9
 """What is shorter is rounding."""
+NOTHING = Totals()
 
 T = TypeVar("T")
 
@@ -61,6 +64,24 @@ class Few(Generic[T]):
     def kept(self) -> tuple[T, ...]:
         """In order."""
         return (*self._first, *self._last)
+
+
+class Round(NamedTuple):
+    """One round of planning."""
+
+    step: int
+    time: float
+    rho: float
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(slots=True)
+class Alike:
+    """Attempts that ended alike."""
+
+    count: int
+    first: tuple[Round, Attempt]
+    last: tuple[Round, Attempt]
 
 
 class Episode(NamedTuple):
@@ -96,7 +117,8 @@ class Entry:
     behind: Behind | None = None
     overtaken: Overtaken | None = None
     notes: tuple[str, ...] = ()
-    attempts: dict[str, Attempts] = field(default_factory=dict)
+    attempts: dict[str, Alike] = field(default_factory=dict)
+    """By what refused it."""
 
     started_s: float | None = None
     cached: int = 0
@@ -108,7 +130,7 @@ class Entry:
 
     episode: Episode | None = None
     """Set while it decodes."""
-    decoded: Totals = Totals()
+    decoded: Totals = NOTHING
     """What steps were spent on in earlier episodes, and how long these were."""
     decoded_s: float = 0.0
     gap: Gap | None = None
@@ -117,12 +139,14 @@ class Entry:
     """Of the last token of the episode before."""
     retractions: Few[Retraction] = field(default_factory=lambda: Few(RETRACTIONS))
 
-    def attempted(self, attempt: Attempt) -> None:
+    def attempted(self, at: Round, attempt: Attempt) -> None:
         """Admission looked at it. O(1)."""
-        reason: Cause | Literal[""] = "" if attempt.selected else attempt.reason
-        had = self.attempts.get(reason)
-        count, first = (had.count + 1, had.first) if had else (1, attempt)
-        self.attempts[reason] = Attempts(reason=reason, count=count, first=first, last=attempt)
+        alike = self.attempts.get(attempt.reason)
+        if alike is None:
+            self.attempts[attempt.reason] = Alike(1, (at, attempt), (at, attempt))
+        else:
+            alike.count += 1
+            alike.last = at, attempt
 
     def took(self, gap: Gap) -> None:
         """It waited that long for a token."""
@@ -133,7 +157,7 @@ class Entry:
         """What became of it until now. Its sums must be up to date: see `Ledger`."""
         request, queue_s = self.request, sum(self.waits.values())
         spoke = bool(request.output)
-        going = "waiting" if self.waiting else "running"
+        going: Literal["waiting", "running"] = "waiting" if self.waiting else "running"
         return Timeline(
             rid=self.name,
             state=going if end is None else "finished",
@@ -149,7 +173,7 @@ class Entry:
             behind=self.behind,
             overtaken=self.overtaken or Overtaken(0, 0, True),
             notes=self.notes,
-            attempts=tuple(map(self._attempts, self.attempts.values())),
+            attempts=tuple(self._attempts(reason, alike) for reason, alike in self.attempts.items()),
             chunks=self.chunks.kept(),
             chunk_count=self.chunks.count,
             first_token=self.first_token if spoke else None,
@@ -162,12 +186,9 @@ class Entry:
         waits = [Wait(cause, seconds) for cause, seconds in self.waits.items() if seconds > SHORTEST_S]
         return tuple(sorted(waits, key=lambda wait: -wait.seconds))
 
-    def _attempts(self, alike: Attempts) -> Attempts:
-        """With the client's id, and times that count from its arrival."""
-        first, last = (
-            replace(attempt, rid=self.name, time=attempt.time - self.arrival_s) for attempt in (alike.first, alike.last)
-        )
-        return replace(alike, first=first, last=last)
+    def _attempts(self, reason: str, alike: Alike) -> Attempts:
+        first, last = (record(*pair, rid=self.name, since=self.arrival_s) for pair in (alike.first, alike.last))
+        return Attempts(reason=reason, count=alike.count, first=first, last=last)
 
     def _decoding(self) -> Decoding:
         spent = self.decoded
@@ -182,3 +203,22 @@ class Entry:
             mixed_tokens=spent.mixed_tokens,
             gap=replace(self.gap, ended_s=self.gap.ended_s - self.arrival_s) if self.gap else None,
         )
+
+
+def record(at: Round, attempt: Attempt, *, rid: str, since: float = 0.0) -> AttemptRecord:
+    """An attempt as it is told: of the request that is called `rid`, at a time that counts from `since`."""
+    return AttemptRecord(
+        rid=rid,
+        step=at.step,
+        time=at.time - since,
+        rho=at.rho,
+        prefix=attempt.prefix,
+        candidate=attempt.candidate,
+        selected=attempt.selected,
+        is_chunked=attempt.is_chunked,
+        charge=attempt.charge,
+        before=Accounts(*attempt.before),
+        after=Accounts(*attempt.after),
+        verdict=attempt.verdict,
+        reason=attempt.reason,
+    )

@@ -1,15 +1,12 @@
-"""What the ledger tells of a request, as plain data: one `Attempt` for each look that admission took, and a `Timeline`.
+"""What the ledger tells of requests, as plain data: a record of each attempt to admit one, and a timeline of each.
 
-Seconds count from the arrival of the request that the record is about; the `time` of an attempt that stands alone is
-the scheduler's clock. Records know other requests by the ids that clients gave them.
+Seconds of a timeline count from the arrival of its request; the `time` of an attempt that stands alone is the
+scheduler's clock. Timelines know requests by the ids that clients gave them.
 """
 
 from typing import Literal
 
 import msgspec
-
-PlanVerdict = Literal["CONTINUE", "NO_TOKEN", "OTHER"]
-"""Whether planning goes on behind a candidate; if not, for want of KV capacity or of anything else."""
 
 Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "decode", "hold"]
 """Why a request waits, itself or the one that planning stopped at:
@@ -22,52 +19,54 @@ Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "dec
 
 
 class Accounts(msgspec.Struct, frozen=True, gc=False):
-    """The balances of one planning round."""
+    """The balances of one planning round, see `rtk.schedule.admission.Balances`."""
 
+    current: int
+    """KV slots, without what this round computes."""
+    total: float
+    """KV slots, without what this round computes and what is reserved for output."""
     input_tokens: int
     """Of the step."""
     chunk_tokens: int | None
-    """Of the step; None where prompts are not cut."""
+    """Of the step; null where prompts are not cut."""
     rows: int
-    current: int
-    """KV slots, without what this round computes."""
-    total: int
-    """KV slots, without what this round computes and what is reserved for output."""
+    """Request rows."""
 
 
-class Attempt(msgspec.Struct, frozen=True, gc=False):
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One look at one candidate: what it asked for, what it got, and what that did to the accounts."""
 
     rid: str
     step: int
+    """For which the round was planned."""
     time: float
+    rho: float
+    """The share of running answers that was reserved: the new-token ratio."""
     prefix: int
-    """Tokens that are cached, or computed already."""
+    """Tokens that are cached, or computed by the pieces before."""
     candidate: int
-    """Tokens to compute."""
+    """Tokens to compute beyond these."""
     selected: int
     """Of these, in this step; 0: refused."""
     is_chunked: bool
     """Whether some are left for later steps."""
     charge: int
-    """KV slots that it is, or would have been, charged: what is computed, and the reserve."""
-    rho: float
-    """Share of the output still allowed that is reserved for those who run."""
+    """What it costs of the total, or would have cost."""
     before: Accounts
     after: Accounts
-    verdict: PlanVerdict
-    reason: Cause | Literal[""] = ""
-    """The account or gate at which planning stops; "" where it goes on."""
+    verdict: Literal["CONTINUE", "NO_TOKEN", "OTHER"]
+    reason: str
+    """The account that refused it; empty: none."""
 
 
 class Attempts(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's attempts that ended alike: the first and the last."""
+    """A request's attempts that ended alike: how many, the first and the last."""
 
-    reason: Cause | Literal[""]
-    """What refused it; "" where it was admitted, or went on."""
+    reason: str
+    """The account that refused it; empty: it was admitted, or went on."""
     count: int
-    first: Attempt
-    last: Attempt
+    first: AttemptRecord
+    last: AttemptRecord
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False):
