@@ -11,7 +11,7 @@ finished ones the same, written down as bytes: at most 24 KiB each, and about 1 
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +20,18 @@ from rtk.schedule.ledger_clocks import QueueClock, Starts, StepClock, Totals
 from rtk.schedule.ledger_entry import Entry, Episode, Round, record
 from rtk.schedule.messages import ExplainRequest, Refused, RequestExplained
 from rtk.schedule.request import Request
-from rtk.schedule.timeline import AttemptRecord, Behind, Cause, Chunk, FirstToken, Gap, Overtaken, Retraction, Timeline
+from rtk.schedule.timeline import (
+    AttemptRecord,
+    Behind,
+    Cause,
+    Chunk,
+    FirstToken,
+    Gap,
+    Overtaken,
+    RetractedFor,
+    Retraction,
+    Timeline,
+)
 
 FINISHED = 1000
 """Finished requests that are remembered."""
@@ -136,9 +147,7 @@ class Ledger:
             if stop >= entry.request.fill_len and entry.request.max_new_tokens:
                 self._join(entry, now)
 
-    def retracted(
-        self, request: Request, why: Literal["memory", "preempted"], for_rids: Sequence[str], step: int, now: float
-    ) -> None:
+    def retracted(self, request: Request, why: RetractedFor, for_rids: Sequence[str], step: int, now: float) -> None:
         """A request made room for `for_rids` before step `step`, and waits again. O(1)."""
         entry = self._live[request.rid]
         self._pause(entry, now)

@@ -18,6 +18,10 @@ Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "dec
 """
 
 
+RetractedFor = Literal["memory", "preempted"]
+"""Why a request is retracted: those who decode need its slots, or a more important one takes its place."""
+
+
 class Accounts(msgspec.Struct, frozen=True, gc=False):
     """The balances of one planning round, see `rtk.schedule.admission.Balances`."""
 
@@ -163,7 +167,7 @@ class Retraction(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     after_s: float
-    why: Literal["memory", "preempted"]
+    why: RetractedFor
     made_room_for: tuple[str, ...]
     """The requests that stayed, or the one that took its place; the first few."""
     others: int
