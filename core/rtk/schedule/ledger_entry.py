@@ -217,6 +217,7 @@ def record(at: Round, attempt: Attempt, *, rid: str, since: float = 0.0) -> Atte
         selected=attempt.selected,
         is_chunked=attempt.is_chunked,
         charge=attempt.charge,
+        locked=attempt.locked,
         before=Accounts(*attempt.before),
         after=Accounts(*attempt.after),
         verdict=attempt.verdict,

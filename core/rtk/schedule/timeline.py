@@ -56,6 +56,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether some are left for later steps."""
     charge: int
     """What it costs of the total, or would have cost."""
+    locked: int
+    """Cached slots that it takes from both balances by locking them, or would have taken."""
     before: Accounts
     after: Accounts
     verdict: Literal["CONTINUE", "NO_TOKEN", "OTHER"]
