@@ -20,6 +20,7 @@ from rtk.schedule.timeline import (
     FirstToken,
     Gap,
     Overtaken,
+    Reason,
     Retraction,
     Timeline,
     Wait,
@@ -117,7 +118,7 @@ class Entry:
     behind: Behind | None = None
     overtaken: Overtaken | None = None
     notes: tuple[str, ...] = ()
-    attempts: dict[str, Alike] = field(default_factory=dict)
+    attempts: dict[Reason, Alike] = field(default_factory=dict)
     """By what refused it."""
 
     started_s: float | None = None
@@ -176,6 +177,7 @@ class Entry:
             attempts=tuple(self._attempts(reason, alike) for reason, alike in self.attempts.items()),
             chunks=self.chunks.kept(),
             chunk_count=self.chunks.count,
+            forward_s=self.forward_s,
             first_token=self.first_token if spoke else None,
             decoding=self._decoding() if spoke else None,
             retractions=self.retractions.kept(),
@@ -186,7 +188,7 @@ class Entry:
         waits = [Wait(cause, seconds) for cause, seconds in self.waits.items() if seconds > SHORTEST_S]
         return tuple(sorted(waits, key=lambda wait: -wait.seconds))
 
-    def _attempts(self, reason: str, alike: Alike) -> Attempts:
+    def _attempts(self, reason: Reason, alike: Alike) -> Attempts:
         first, last = (record(*pair, rid=self.name, since=self.arrival_s) for pair in (alike.first, alike.last))
         return Attempts(reason=reason, count=alike.count, first=first, last=last)
 

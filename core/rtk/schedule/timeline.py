@@ -18,6 +18,9 @@ Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "dec
 """
 
 
+Reason = Literal["", "kv", "input", "chunk", "alignment", "cut", "rows"]
+"""What refused an attempt, of the causes; empty: nothing."""
+
 RetractedFor = Literal["memory", "preempted"]
 """Why a request is retracted: those who decode need its slots, or a more important one takes its place."""
 
@@ -61,15 +64,14 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     before: Accounts
     after: Accounts
     verdict: Literal["CONTINUE", "NO_TOKEN", "OTHER"]
-    reason: str
-    """The account that refused it; empty: none."""
+    reason: Reason = ""
 
 
 class Attempts(msgspec.Struct, frozen=True, kw_only=True):
     """A request's attempts that ended alike: how many, the first and the last."""
 
-    reason: str
-    """The account that refused it; empty: it was admitted, or went on."""
+    reason: Reason
+    """What refused it; empty: it was admitted, or went on."""
     count: int
     first: AttemptRecord
     last: AttemptRecord
@@ -211,6 +213,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[Chunk, ...]
     """The first and the last few."""
     chunk_count: int
+    forward_s: float
+    """All its chunks together."""
     first_token: FirstToken | None
     decoding: Decoding | None
     retractions: tuple[Retraction, ...]
