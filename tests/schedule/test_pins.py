@@ -81,7 +81,9 @@ def test_the_pinned_tokens_are_no_requests_to_count_on():
     )
     assert h.add("fits", range(500, 539), **fits).accepted
     h.step()
-    assert balance(h.scheduler._pools, h.scheduler._running.requests, ratio=1.0) == 100 - 30 - (39 + 29) + 1  # one is out
+    assert (
+        balance(h.scheduler._pools, h.scheduler._running.requests, ratio=1.0) == 100 - 30 - (39 + 29) + 1
+    )  # one is out
     h.run()
     assert len(h.tokens["fits"]) == 29
     h.add("open", [1], ignore_eos=True)

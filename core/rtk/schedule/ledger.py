@@ -5,7 +5,7 @@ The scheduler reports: `arrived`; each planning round (`planned`); each step whe
 last one), a step O(prompts it computes), however many wait or decode.
 
 Memory is bounded: the attempts of `RECENT` rounds; of each request in flight a few records; of `FINISHED`
-finished ones the same, written down as bytes: at most 24 KiB each, and about 1 KiB where nothing unusual happened.
+finished ones the same, written down as bytes: at most 48 KiB each, and 1 to 3 KiB where ids are short.
 """
 
 import dataclasses
