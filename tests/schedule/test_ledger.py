@@ -223,6 +223,26 @@ def test_who_is_held_or_refused_for_something_else_waits_for_that():
     ]
 
 
+def test_who_is_started_before_any_round_waits_no_more():
+    t = Told()
+    t.arrive("a")
+    t.now = 1.0
+    t.launch(("a", 0, 10))
+    t.now = 3.0
+    t.plan(gate="rows")
+    t.now = 9.0
+    t.plan()
+    assert (waits(t.of("a")), t.of("a").queue_s) == ({"step": 1.0}, 1.0)
+
+
+def test_the_full_batch_may_be_the_first_thing_that_is_known():
+    t = Told()
+    t.arrive("a")
+    t.plan(gate="kv")
+    t.now = 2.0
+    assert (waits(t.of("a")), t.of("a").behind) == ({"kv": 2.0}, None)
+
+
 def test_an_end_in_the_queue():
     t = Told()
     t.arrive("a")
@@ -235,7 +255,19 @@ def test_an_end_in_the_queue():
     )  # fmt: skip
     assert (told.first_token, told.decoding, told.chunks) == (None, None, ())
     t.arrive("b")
-    assert t.of("b").waiting_at_arrival == 0
+    t.arrive("c")
+    assert [t.of(rid).waiting_at_arrival for rid in "bc"] == [0, 1]
+
+
+def test_an_end_while_it_is_held():
+    t = Told()
+    t.arrive("a")
+    t.plan(held=["a"])
+    t.now = 1.0
+    t.end("a", "abort")
+    t.now = 2.0
+    t.plan()
+    assert (waits(t.of("a")), t.of("a").age_s) == ({"hold": 1.0}, 1.0)
 
 
 def test_whom_it_stood_behind():
@@ -348,6 +380,26 @@ def test_pieces_and_what_was_between_and_beside_them():
     assert (told.forward_s, told.chunk_count, told.state) == (7.0, 3, "running")
 
 
+def test_what_decoded_before_it_was_started_is_between_nothing():
+    t = Told()
+    t.run(1.0, decoding=1)
+    t.arrive("a", prompt=20)
+    t.run(1.0, decoding=1)
+    t.run(1.0, ("a", 0, 10))
+    t.run(1.0, decoding=1)
+    t.run(1.0, ("a", 10, 20))
+    assert [chunk.decode_steps for chunk in t.of("a").chunks] == [0, 1]
+
+
+def test_equal_gaps_are_kept_once():
+    t = Told()
+    t.arrive("a")
+    t.run(1.0, ("a", 0, 10), sampled=["a"])
+    for _ in range(9):
+        t.run(1.0, decoding=1)
+    assert len(t.ledger._steps._gaps) == 1
+
+
 def test_of_many_pieces_the_first_and_the_last_are_kept():
     t = Told()
     t.arrive("a", prompt=100)
@@ -423,6 +475,21 @@ def test_the_longest_gap_is_that_of_its_own_time():
     assert {rid: t.of(rid).decoding.gap.seconds for rid in alive} == {rid: max(gaps) for rid, gaps in alive.items()}
 
 
+def test_whose_prompt_filled_a_gap_is_known_after_any_number_of_them():
+    t = Told()
+    t.arrive("a")
+    t.run(1.0, ("a", 0, 10), sampled=["a"])
+    for i in range(3 * PREFILLS):
+        t.arrive(f"{i}", prompt=5 + i)
+        t.run(1.0, (f"{i}", 0, 5 + i))
+        t.run(1.0 + i, decoding=1)
+    assert t.of("a").decoding.gap.prefill_by == f"{3 * PREFILLS - 1}"
+    for i in range(2 * PREFILLS):
+        t.run(1.0, (f"{i}", 0, i))
+    t.run(1000.0, decoding=1)
+    assert t.of("a").decoding.gap.prefill_by == f"{PREFILLS - 1}"  # of the first so many
+
+
 def test_a_step_that_failed_makes_no_first_token():
     t = Told()
     t.arrive("a")
@@ -454,13 +521,16 @@ def test_who_ended_while_in_flight_gets_no_piece_more():
 
 def test_a_retraction():
     t = Told()
+    t.now = 64.0
     for rid in "abc":
         t.arrive(f"1:{rid}", name=rid)
     t.run(1.0, *((f"1:{rid}", 0, 10) for rid in "abc"), sampled=["1:a", "1:b", "1:c"])
     t.run(1.0, decoding=3, sampled=["1:a", "1:b", "1:c"])
-    t.now = 2.5
+    t.now = 66.5
     t.retract("1:a", "1:b", "1:c")
     waiting = t.of("a")
+    t.arrive("behind it")
+    assert t.of("behind it").waiting_at_arrival == 1
     assert waiting.retractions == (
         Retraction(step=3, after_s=2.5, why="memory", made_room_for=("b", "c"), others=0, output_tokens=2),
     )
