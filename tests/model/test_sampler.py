@@ -32,7 +32,7 @@ def inputs(n, *, temperature=1.0, top_p=1.0, top_k=-1, uniform=0.5, banned=None)
 def draw(logits, vocab_size=None, **params):
     """Tokens of all rows; every row must have one."""
     logits = torch.as_tensor(logits, dtype=torch.float32)
-    result = sample(logits, inputs(len(logits), **params), vocab_size or logits.shape[1])
+    result = sample(logits, inputs(len(logits), **params), vocab_size or logits.shape[1]).result()
     assert not result.errors
     return [token for (token,) in result.tokens]
 
@@ -106,7 +106,7 @@ def test_banned_ids_are_not_sampled():
 
 
 def test_a_row_whose_every_id_is_banned_fails_alone():
-    result = sample(torch.zeros(2, 3), inputs(2, temperature=0, banned={0: (0, 1, 2)}), 3)
+    result = sample(torch.zeros(2, 3), inputs(2, temperature=0, banned={0: (0, 1, 2)}), 3).result()
     assert result.tokens == ((), (0,))
     assert result.errors == {0: NON_FINITE}
 
@@ -118,7 +118,7 @@ def test_a_row_whose_every_id_is_banned_fails_alone():
 @pytest.mark.parametrize("bad", [[NAN] * 12, [-INF] * 12, [0.0] * 11 + [NAN], [INF] + [NAN] * 11])
 def test_a_bad_row_fails_alone(bad, temperature):
     rows = torch.stack([peak(12, 5, 90.0), torch.tensor(bad), peak(12, 9, 90.0)])
-    result = sample(rows, inputs(3, temperature=temperature), 12)
+    result = sample(rows, inputs(3, temperature=temperature), 12).result()
     assert result.tokens == ((5,), (), (9,))
     assert result.errors == {1: NON_FINITE}
     assert NON_FINITE == "non-finite logits"

@@ -1,7 +1,7 @@
 import pytest
 
 from rtk.errors import RequestError
-from rtk.schedule.budget import Limits, ceil_page, cold_charge, resolve_max_new_tokens
+from rtk.schedule.budget import Limits, ceil_page, charge, resolve_max_new_tokens
 
 
 def limits(context=128, pool=10_000, page=1):
@@ -13,9 +13,9 @@ def test_ceil_page(tokens, page, pages):
     assert ceil_page(tokens, page) == pages
 
 
-def test_cold_charge_clips_the_answer():
-    assert cold_charge(2000, 1024, 1) == 3025
-    assert cold_charge(100, 10**9, 16) == 112 + 4096 + 16
+def test_charge_clips_the_answer():
+    assert charge(2000, 1024, 1) == 3025
+    assert charge(100, 10**9, 16) == 112 + 4096 + 16
 
 
 @pytest.mark.parametrize("asked", [None, 1])

@@ -40,8 +40,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
         chunk=st.sampled_from([None, 1, 8, 30]),
+        overlap=st.booleans(),
+        lazy=st.booleans(),
+        mixed=st.booleans(),
+        conservativeness=st.sampled_from([0.05, 0.5, 1.0]),
+        retraction=st.sampled_from(["length", "priority"]),
     )
-    def build(self, page, pages, rows, eviction, schedule, cache, prefill, chunk):
+    def build(
+        self,
+        page,
+        pages,
+        rows,
+        eviction,
+        schedule,
+        cache,
+        prefill,
+        chunk,
+        overlap,
+        lazy,
+        mixed,
+        conservativeness,
+        retraction,
+    ):
         self.h = Harness(
             script=script,
             page_size=page,
@@ -52,6 +72,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_enabled=cache,
             max_prefill_tokens=max(prefill, page),
             chunk_tokens=chunk and max(chunk, page),
+            overlap=overlap,
+            lazy=lazy,
+            mixed_chunk=mixed,
+            conservativeness=conservativeness,
+            retraction=retraction,
             context_length=100,
             pin_budget=max(page * pages, 32) // 2,
             end_tokens=frozenset({END}),
@@ -64,7 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stem=st.integers(0, 2),
         shared=st.integers(0, 24),
         own=st.lists(st.integers(0, 3), min_size=1, max_size=4),
-        new=st.integers(0, 12),
+        new=st.integers(0, 24),
         priority=st.integers(0, 2),
     )
     def arrive(self, stem, shared, own, new, priority):

@@ -4,7 +4,7 @@ import pytest
 
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace, pack
 from rtk.plugin.testing.harness import Harness, digest
-from rtk.schedule.admission import outstanding
+from rtk.schedule.admission import balance
 from rtk.schedule.messages import Explain, Flush, Flushed, GetCache, Pin, Pinned, PinState, Refused, Unpin
 
 
@@ -36,6 +36,7 @@ def trace(h):
 # --- what a pin does ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("page", [1, 4])
 def test_a_pinned_prefix_is_computed_and_outlives_any_pressure(page):
     h = Harness(script=digest, pool_tokens=96, page_size=page, context_length=64)
@@ -81,8 +82,9 @@ def test_the_pinned_tokens_are_no_requests_to_count_on():
     )
     assert h.add("fits", range(500, 539), **fits).accepted
     h.step()
-    pools, running = h.scheduler._pools, h.scheduler._running
-    assert pools.allocator.free + pools.cache.evictable - outstanding(running, 1) == 100 - 30 - (39 + 28)
+    assert (
+        balance(h.scheduler._pools, h.scheduler._running.requests, ratio=1.0) == 100 - 30 - (39 + 29) + 1
+    )  # one is out
     h.run()
     assert len(h.tokens["fits"]) == 29
     h.add("open", [1], ignore_eos=True)
@@ -103,6 +105,7 @@ def test_two_pins_that_share_a_prefix_count_it_once():
     assert books(h) == [72, 4, 24, 0, 24]
 
 
+@pytest.mark.stepwise
 def test_a_pin_ends_by_the_clock_and_its_prefix_stays_until_it_is_evicted():
     h = Harness(pool_tokens=64)
     h.now = 100.0
@@ -150,6 +153,7 @@ def test_flushing_keeps_what_is_pinned():
     assert ask(h, Flush(id=7)) == Flushed(id=7, tokens=20)
 
 
+@pytest.mark.stepwise
 def test_the_report_adds_up_while_requests_run():
     h = Harness(page_size=4, pin_budget=50)
     pin(h, 1, "p", range(10), namespace=Namespace(None, "salt"))
@@ -162,6 +166,7 @@ def test_the_report_adds_up_while_requests_run():
     assert [(one.name, one.namespace) for one in report.pins] == [("p", Namespace(None, "salt"))]
 
 
+@pytest.mark.stepwise
 def test_an_explanation_tells_how_long_ago_the_eviction_was():
     h = Harness(pool_tokens=16)
     h.add("a", range(10), max_new_tokens=1)
@@ -347,6 +352,7 @@ class Breaks:
         raise RuntimeError("the device is gone")
 
 
+@pytest.mark.stepwise
 def test_a_step_that_fails_refuses_the_pin_and_gives_everything_back(caplog):
     h = Harness(script=digest, page_size=4)
     pin(h, 1, "there", range(8))

@@ -1,12 +1,12 @@
 """Computes steps in the caller's thread, at launch."""
 
 from rtk.model.runner import ModelRunner
-from rtk.model.sampler import sample
+from rtk.model.sampler import Sampling, sample
 from rtk.schedule.batch import SampleInputs, StepPlan, StepResult
 
 
 class InlineExecutor:
-    """The simplest executor: a step is done when `launch` returns."""
+    """The simplest executor: on a CPU, a step is done when `launch` returns; other devices compute by themselves."""
 
     def __init__(self, runner: ModelRunner, vocab_size: int) -> None:
         """`vocab_size` is the tokenizer's: ids from there up are never sampled."""
@@ -24,13 +24,18 @@ class InlineExecutor:
             "attention_query_rows": self._runner.stats.query_rows,
         }
 
+    def close(self) -> None:
+        """Nothing is left to end."""
+
 
 class InlineStep:
     """A step that was computed."""
 
     def __init__(self, runner: ModelRunner, plan: StepPlan, vocab_size: int) -> None:
+        self._runner = runner
+        self._plan = plan
         self._vocab_size = vocab_size
-        self._result = StepResult(tokens=())
+        self._sampling: Sampling | None = None
         self._failure: Exception | None = None
         try:
             self._logits = runner.logits(plan)
@@ -39,11 +44,16 @@ class InlineStep:
 
     def sample(self, inputs: SampleInputs) -> None:
         """Sample the rows that sample; nothing after a failure."""
-        if self._failure is None:
-            self._result = sample(self._logits, inputs, self._vocab_size)
+        if self._failure is not None:
+            return
+        try:
+            self._sampling = sample(self._logits, inputs, self._vocab_size)
+            self._runner.remember(self._plan, self._sampling.ids)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failure = error
 
     def result(self) -> StepResult:
         """The step's tokens. Raises what the model or the backend raised."""
         if self._failure is not None:
             raise self._failure
-        return self._result
+        return StepResult(tokens=()) if self._sampling is None else self._sampling.result()

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from rtk.errors import ConfigError
-from rtk.schedule.budget import ceil_page, cold_charge
+from rtk.schedule.budget import ceil_page, charge
 
 MEM_FRACTION = {"cpu": 0.5, "cuda": 0.85}
 """Share of the free memory that the pool takes on its own account. A CPU's memory belongs to other programs too; on a
@@ -53,7 +53,7 @@ def pool_size(
         share = MEM_FRACTION.get(device, MEM_FRACTION["cuda"]) if mem_fraction is None else mem_fraction
         cap = max_running * ceil_page(context_length, page_size) + 2 * page_size  # a charge counts up to two pages more
         size = _share_of(free, share, bytes_per_slot, page_size, cap)
-    least = ceil_page(cold_charge(1, 1, page_size) + 1, page_size)  # a charge stays below the pool
+    least = ceil_page(charge(1, 1, page_size) + 1, page_size)  # a charge stays below the pool
     if size.slots < least:
         raise ConfigError(
             f"the KV pool would hold {size.slots} tokens, the smallest request needs {least}: {size.reason}; "

@@ -14,7 +14,7 @@ from rtk.model.bridge import flat_logits
 from rtk.model.loader import LoadedModel
 from rtk.model.threads import one_thread
 from rtk.plugin import AttentionBackend, BatchView, LayerCall, Workspace
-from rtk.schedule.batch import StepPlan
+from rtk.schedule.batch import SAMPLED_LAST, StepPlan
 
 
 @dataclass(slots=True)
@@ -46,6 +46,7 @@ class ModelRunner:
         self._pool = pool
         self._workspace = Workspace(loaded.device)
         self._table = torch.zeros(rows, context_length, dtype=torch.int32, device=loaded.device)
+        self._sampled_last = torch.zeros(rows, dtype=torch.int64, device=loaded.device)
         self._verified = False
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -56,18 +57,33 @@ class ModelRunner:
         for write in plan.writes:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = self._tensor(write.slots)
         step = _Step(self._backend, self._pool, self._view(plan), self._workspace)
-        tokens, positions, keep = (
-            self._tensor(a.astype(np.int64)) for a in (plan.tokens, _positions(plan), _sampling(plan))
-        )
-        logits = flat_logits(self._loaded.model, step, tokens, positions, keep)
+        positions, keep = (self._tensor(a) for a in (_positions(plan), _sampling(plan)))
+        logits = flat_logits(self._loaded.model, step, self._tokens(plan), positions, keep)
         if not self._verified:
             self._verify(step)
         self.stats.forwards += 1
         self.stats.query_rows += step.query_rows
         return logits
 
+    def remember(self, plan: StepPlan, ids: torch.Tensor) -> None:
+        """Keep what a step sampled, [sum of the rows' samples] on the device, for steps that name `SAMPLED_LAST`."""
+        samples = np.array([row.samples for row in plan.rows])
+        last = np.cumsum(samples)[samples > 0] - 1
+        rows = np.array([row.req_row for row in plan.rows])[samples > 0]
+        self._sampled_last[self._tensor(rows)] = ids[self._tensor(last)]
+
+    def _tokens(self, plan: StepPlan) -> torch.Tensor:
+        """[T] the tokens to compute, those that the host has not seen among them."""
+        tokens = self._tensor(plan.tokens.astype(np.int64))
+        unseen = np.flatnonzero(plan.tokens == SAMPLED_LAST)
+        if unseen.size:
+            req_rows, _, q_lens, _ = np.array(plan.rows, np.int64).T
+            tokens[self._tensor(unseen)] = self._sampled_last[self._tensor(np.repeat(req_rows, q_lens)[unseen])]
+        return tokens
+
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._loaded.device)
+        """On the device; where that computes by itself, nobody waits for it."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._loaded.device, non_blocking=True)
 
     def _view(self, plan: StepPlan) -> BatchView:
         """Enter the step's slots into the table, and describe the batch."""

@@ -17,27 +17,53 @@ HEAD = 512
 NON_FINITE = "non-finite logits"
 
 
-def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> StepResult:
+class Sampling:
+    """Rows that were sampled: their ids at once on the device, for the host when it asks."""
+
+    def __init__(self, ids: torch.Tensor, best: torch.Tensor) -> None:
+        self.ids = ids
+        """[n] int64; of rows that failed, any id that a token can have."""
+        self._best = best
+        self._copied: torch.cuda.Event | None = None
+        if ids.is_cuda:  # begun here: begun in `result`, the copy would wait for steps that were launched since
+            self._ids, self._best = (t.to("cpu", non_blocking=True) for t in (ids, best))
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(ids.device))
+        else:
+            self._ids = ids
+
+    def result(self) -> StepResult:
+        """The tokens of the rows, and the errors of those that have none."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        best = self._best.cpu().numpy()  # NaN where a row has one
+        failed = np.isnan(best) | (best == -np.inf)
+        return StepResult(
+            tokens=tuple(() if bad else (i,) for i, bad in zip(self._ids.tolist(), failed.tolist(), strict=True)),
+            errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NON_FINITE),
+        )
+
+
+def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> Sampling:
     """Sample one token for each row of `logits` [n, width >= vocab_size], float32. Leaves `logits` as they are.
 
     Ids from `vocab_size` up are never produced, nor those that `inputs.banned` names. Greedy rows take the highest
     logit, of equals the lowest id. A row with a NaN, or with nothing but -inf, gets an error instead of a token; an
-    infinite logit is taken. O(vocab) for each row, on the device for greedy rows and on the host for the others; rows
-    with `top_p` on a flat distribution sort their vocabulary.
+    infinite logit is taken. O(vocab) for each row, on the device for greedy rows, which the host does not wait for, and
+    on the host for the others; rows with `top_p` on a flat distribution sort their vocabulary.
     """
     logits = _without_banned(logits[:, :vocab_size], inputs.banned)
-    best = logits.amax(dim=-1).cpu().numpy()  # NaN where a row has one
-    failed = np.isnan(best) | (best == -np.inf)
-    tokens = _first_maximum(logits)
-    drawn = np.flatnonzero((inputs.temperature >= GREEDY_BELOW) & np.isfinite(best))
+    ids, best = _first_maximum(logits), logits.amax(dim=-1)
+    drawn = np.flatnonzero(inputs.temperature >= GREEDY_BELOW)
     if drawn.size:
-        rows = logits[torch.from_numpy(drawn).to(logits.device)].cpu().numpy()
-        for row, i in zip(rows, drawn.tolist(), strict=True):
-            tokens[i] = _draw(row, inputs.temperature[i], int(inputs.top_k[i]), inputs.top_p[i], inputs.uniform[i])
-    return StepResult(
-        tokens=tuple(() if bad else (token,) for token, bad in zip(tokens.tolist(), failed.tolist(), strict=True)),
-        errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NON_FINITE),
-    )
+        drawn = drawn[np.isfinite(best.cpu().numpy()[drawn])]
+        where = torch.from_numpy(drawn).to(logits.device)
+        found = [
+            _draw(row, inputs.temperature[i], int(inputs.top_k[i]), inputs.top_p[i], inputs.uniform[i])
+            for row, i in zip(logits[where].cpu().numpy(), drawn.tolist(), strict=True)
+        ]
+        ids[where] = torch.tensor(found, dtype=ids.dtype).to(ids.device)
+    return Sampling(ids, best)
 
 
 def _without_banned(logits: torch.Tensor, banned: dict[int, tuple[int, ...]]) -> torch.Tensor:
@@ -49,13 +75,11 @@ def _without_banned(logits: torch.Tensor, banned: dict[int, tuple[int, ...]]) ->
     return logits
 
 
-def _first_maximum(logits: torch.Tensor) -> NDArray[np.int64]:
+def _first_maximum(logits: torch.Tensor) -> torch.Tensor:
     """[n] lowest id of each row's highest logit. On a CPU numpy is ten times faster."""
     if logits.device.type == "cpu":
-        found: NDArray[np.int64] = logits.numpy().argmax(axis=-1)
-    else:
-        found = logits.argmax(dim=-1).cpu().numpy()
-    return found
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _draw(

@@ -6,14 +6,23 @@ only place that takes leases, slots and rows; if it fails half-way it gives back
 A prompt that does not fit into the step is cut at a page border; its request, the *chunked* one, goes on in the next
 steps before anybody else is looked at. There is one at a time.
 
-The account is in slots: R = free + evictable - what the running requests may still need. A candidate's hit path moves
-from evictable to protected first; it is admitted iff its whole answer fits into what is left. Decoding therefore never
-lacks a slot.
+Two accounts are in slots. The *total* balance is
+
+    R = free + evictable - ratio * sum(min(what each running request may still generate, 4096))
+
+and a candidate is admitted iff its charge, `budget.charge` of all it has to compute and to generate, is less than R,
+with its hit path moved from evictable to protected first. A middle piece is then charged without an answer. The
+*current* balance has no reserves: it must hold what is computed in this step. Two more accounts are in tokens of the
+step, those of prompts and those of pieces; where running requests decode along, they are charged for one token each.
+
+The charge of a request that was retracted can exceed the pool by a page, as the output that it kept is rounded up to
+pages too. So where nothing else runs, a request is also admitted if the slots that it needs at most are there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from math import lcm
+from typing import Literal, NamedTuple
 
 from rtk.cache.lease import Lease
 from rtk.cache.node import LockLedger, Match
@@ -21,11 +30,59 @@ from rtk.cache.pools import Pools
 from rtk.cache.tree import PrefixCache
 from rtk.errors import one_line
 from rtk.schedule.batch import TableWrite
-from rtk.schedule.budget import Limits, ceil_page
+from rtk.schedule.budget import CLIP_NEW_TOKENS, Limits, ceil_page, charge
 from rtk.schedule.request import Request, Status
 
-Stop = Literal["", "NO_TOKEN", "OTHER"]
-"""Why planning stopped before the end of the queue: memory, or anything else."""
+Verdict = Literal["CONTINUE", "NO_TOKEN", "OTHER"]
+"""What a candidate is told, and whoever asks next: go on; no slots for it; any other reason, gone in the next step."""
+
+Reason = Literal["", "kv", "input", "chunk", "alignment", "cut", "rows"]
+"""Which account refused a candidate: slots, a step's prompt tokens, those of a piece, less than a page of them left,
+nothing left but another request is cut already, request rows."""
+
+
+class Balances(NamedTuple):
+    """The accounts of a round, before or after a candidate."""
+
+    current: int
+    """Slots for what is computed in this step."""
+    total: float
+    """R: slots beyond what the running and the admitted requests are expected to need."""
+    input_tokens: int
+    chunk_tokens: int | None
+    """None: prompts are not cut."""
+    rows: int
+
+
+class Lack(NamedTuple):
+    """Slots that a candidate lacks: it would fit with none of the current and less than none of the total balance."""
+
+    current: int
+    total: float
+
+
+class Attempt(NamedTuple):
+    """What became of one candidate in one round. Lengths are in tokens."""
+
+    rid: str
+    prefix: int
+    """Found in the cache, or computed by the pieces before."""
+    candidate: int
+    """To compute beyond it."""
+    selected: int
+    """Of these, computed in this step."""
+    charge: int
+    locked: int
+    """Cached slots that it takes from the balances by locking them."""
+    before: Balances
+    after: Balances
+    verdict: Verdict
+    reason: Reason = ""
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether it is computed in part."""
+        return 0 < self.selected < self.candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +92,11 @@ class Admission:
     request: Request
     match: Match
     stop: int
-    """Position up to which the prompt is computed in this step."""
+    """Position up to which it is computed in this step."""
 
     @property
     def extend_len(self) -> int:
-        """Prompt tokens to compute in this step."""
+        """Tokens to compute in this step."""
         return self.stop - self.match.length
 
 
@@ -49,21 +106,28 @@ class Continuation:
 
     request: Request
     stop: int
-    """Position up to which the prompt is computed in this step."""
+    """Position up to which it is computed in this step."""
 
     @property
     def extend_len(self) -> int:
-        """Prompt tokens to compute in this step."""
-        return self.stop - self.request.computed_len
+        """Tokens to compute in this step."""
+        return self.stop - self.request.launched_len
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPlan:
     """Who goes on, who joins, in order, and why nobody else does."""
 
-    continuation: Continuation | None = None
-    admitted: tuple[Admission, ...] = ()
-    stopped_by: Stop = ""
+    continuation: Continuation | None
+    admitted: tuple[Admission, ...]
+    attempts: tuple[Attempt, ...]
+    """One for everybody who was looked at, in order."""
+    refused: Request | None
+    """The candidate at which the round stopped."""
+    total: float
+    """R after the round."""
+    lack: Lack | None = None
+    """What it lacks of slots, where these or a row were the reason."""
 
     @property
     def batch(self) -> list[Request]:
@@ -71,101 +135,183 @@ class AdmissionPlan:
         first = [self.continuation.request] if self.continuation else []
         return [*first, *(admission.request for admission in self.admitted)]
 
+    @property
+    def verdict(self) -> Verdict:
+        """What the last one who was looked at was told."""
+        return self.attempts[-1].verdict if self.attempts else "CONTINUE"
+
+
+def reserve(request: Request) -> int:
+    """Tokens that a running request may still generate, as far as accounts look ahead."""
+    return min(max(request.left, 0), CLIP_NEW_TOKENS)
+
+
+def next_slots(decoding: Iterable[Request], page_size: int) -> int:
+    """Slots that these take for their next tokens: a page each where theirs are full. O(requests)."""
+    return sum(r.launched_len == r.capacity for r in decoding) * page_size
+
+
+def balance(pools: Pools, running: Iterable[Request], ratio: float) -> float:
+    """R. Those of which part is not launched yet have no reserve. O(running)."""
+    reserved = sum(reserve(r) for r in running if r.launched_len >= r.fill_len)
+    return pools.allocator.free + pools.cache.evictable - ratio * reserved
+
 
 @dataclass(slots=True)
 class _Accounts:
     """The balances of one planning round."""
 
-    slots: int
-    rows: int
-    prefill_tokens: int
+    current: int
+    total: float
+    input_tokens: int
     chunk_tokens: int | None
-    """None: prompts are not cut."""
-    page_size: int
-    chunked: bool = False
-    """Whether some request is cut already."""
+    rows: int
+    page: int
+    border: int
+    """Prompts are cut at multiples of this."""
+    alone: bool
+    """Whether nobody runs and nobody is in the batch yet."""
+    cut: bool = False
+    """Whether some request is in the middle of its prompt."""
     untouched: bool = True
     """Whether nobody is in the batch yet."""
+    lack: Lack | None = None
     ledger: LockLedger = field(default_factory=LockLedger)
+    attempts: list[Attempt] = field(default_factory=list)
 
-    def piece(self, tokens: int) -> int:
-        """How many of `tokens` prompt tokens this step computes: all, whole pages of them, or none."""
-        charge = ceil_page(tokens, self.page_size)
+    def balances(self) -> Balances:
+        return Balances(self.current, self.total, self.input_tokens, self.chunk_tokens, self.rows)
+
+    def piece(self, start: int, tokens: int, room: int | None = None) -> tuple[int, Reason]:
+        """How many of `tokens` from position `start` this step computes: all, up to a border, or none, and why.
+
+        `room`: at most so many.
+        """
+        pages = ceil_page(tokens, self.page)
         if self.chunk_tokens is None:
-            return tokens if charge <= self.prefill_tokens or self.untouched else 0
-        room = min(self.prefill_tokens, self.chunk_tokens)
-        if charge <= room:
-            return tokens
-        return 0 if self.chunked else room - room % self.page_size
+            return (tokens, "") if pages <= self.input_tokens or self.untouched else (0, "input")
+        room = min(self.input_tokens, self.chunk_tokens) if room is None else room
+        if pages <= room:
+            return tokens, ""
+        if self.cut:
+            return 0, "cut"
+        whole = (start + room) // self.border * self.border - start
+        if whole > 0:
+            return whole, ""
+        return 0, "alignment" if room > 0 else "input" if self.input_tokens <= 0 else "chunk"
 
-    def spend(self, piece: int, tokens: int) -> None:
-        """`piece` of `tokens` prompt tokens are computed in this step."""
-        charge = ceil_page(piece, self.page_size)
-        self.prefill_tokens -= charge
+    def spend(self, piece: int, answer: int, *, cut: bool) -> None:
+        """`piece` tokens are computed in this step, and `answer` tokens may follow."""
+        pages = ceil_page(piece, self.page)
+        self.current -= pages
+        self.total -= charge(piece, answer, self.page)
+        self.input_tokens -= pages
         if self.chunk_tokens is not None:
-            self.chunk_tokens -= charge
-        self.chunked |= piece < tokens
-        self.untouched = False
-
-
-def outstanding(running: Iterable[Request], page_size: int) -> int:
-    """Slots that the running requests may still ask for. O(running)."""
-    return sum(ceil_page(r.last_position, page_size) - r.capacity for r in running)
+            self.chunk_tokens -= pages
+        self.cut |= cut
+        self.untouched = self.alone = False
 
 
 def plan_admission(
     candidates: Iterable[Request],
-    running: Iterable[Request],
+    running: Sequence[Request],
     pools: Pools,
     limits: Limits,
+    *,
+    ratio: float,
     chunked: Request | None = None,
+    chunk_reserve: int = 0,
+    decoding: Sequence[Request] = (),
 ) -> AdmissionPlan:
     """Go on with the chunked request, then take candidates in the given order until one does not fit.
 
-    Pure. O(prompt tokens looked at).
+    `ratio`: the new-token ratio. `chunk_reserve`: tokens that the chunked request leaves to others, as long as it gets
+    a piece up to the next border. `decoding`: running requests that decode in the same step; they leave as much.
+    Pure. O(prompt tokens looked at + running).
     """
-    page, cache = limits.page_size, pools.cache
+    page, chunk, border = limits.page_size, limits.chunk_tokens, lcm(limits.page_size, limits.align_tokens)
     accounts = _Accounts(
-        slots=pools.allocator.free + cache.evictable - outstanding(running, page),
+        current=pools.allocator.free + pools.cache.evictable - next_slots(decoding, page),
+        total=balance(pools, running, ratio),
+        input_tokens=max(border, limits.max_prefill_tokens - len(decoding)),
+        chunk_tokens=None if chunk is None else max(border, chunk - len(decoding)),
         rows=pools.table.free_rows,
-        prefill_tokens=limits.max_prefill_tokens,
-        chunk_tokens=limits.chunk_tokens,
-        page_size=page,
+        page=page,
+        border=border,
+        alone=not running,
     )
-    continuation = _continue(chunked, accounts) if chunked else None
+    continuation = _continue(chunked, accounts, chunk_reserve) if chunked else None
     admitted: list[Admission] = []
+    refused = None
     for request in candidates:
-        match = cache.peek(request.key, limit=request.fill_len - 1)
-        admission = _charge(request, match, accounts, cache)
-        if isinstance(admission, str):
-            return AdmissionPlan(continuation, tuple(admitted), admission)
+        admission = _admit(request, accounts, pools.cache)
+        if admission is None:
+            refused = request
+            break
         admitted.append(admission)
-    return AdmissionPlan(continuation, tuple(admitted))
+    return AdmissionPlan(
+        continuation, tuple(admitted), tuple(accounts.attempts), refused, accounts.total, accounts.lack
+    )
 
 
-def _continue(request: Request, accounts: _Accounts) -> Continuation:
-    """The chunked request's next piece. Its row is taken and its slots are reserved: only the step limits it."""
-    left = request.fill_len - request.computed_len
-    piece = accounts.piece(left)
-    accounts.spend(piece, left)
-    return Continuation(request, request.computed_len + piece)
+def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Continuation | None:
+    """The chunked request's next piece. Its row is taken; only the step, and slots for the piece, limit it."""
+    start, page, before = request.launched_len, accounts.page, accounts.balances()
+    left = request.fill_len - start
+    step = accounts.input_tokens if before.chunk_tokens is None else min(accounts.input_tokens, before.chunk_tokens)
+    piece, reason = accounts.piece(start, left, min(max(step - chunk_reserve, accounts.border), step, accounts.current))
+    answer = reserve(request) if piece == left else 0
+    if piece:
+        accounts.spend(piece, answer, cut=piece < left)
+    elif accounts.current < accounts.border:
+        reason = "kv"
+    accounts.cut |= not piece
+    _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason)
+    return Continuation(request, start + piece) if piece else None
 
 
-def _charge(request: Request, match: Match, accounts: _Accounts, cache: PrefixCache) -> Admission | Stop:
-    """Deduct one candidate from the accounts, or leave them as they are and say which one refused it."""
-    uncached = request.fill_len - match.length
-    piece = accounts.piece(uncached)
-    if not accounts.rows or not piece:
-        return "OTHER"
-    locked = cache.lock_cost(match, accounts.ledger)
-    need = ceil_page(request.last_position, accounts.page_size) - match.length
-    if locked + need > accounts.slots:
-        return "NO_TOKEN"
-    accounts.ledger.move(match)
-    accounts.slots -= locked + need
-    accounts.rows -= 1
-    accounts.spend(piece, uncached)
-    return Admission(request, match, match.length + piece)
+def _admit(request: Request, accounts: _Accounts, cache: PrefixCache) -> Admission | None:
+    """Deduct one candidate from the accounts, or leave them as they are and note which one refused it."""
+    match, before = cache.peek(request.key, limit=request.fill_len - 1), accounts.balances()
+    uncached, answer = request.fill_len - match.length, reserve(request)
+    cost, locked = charge(uncached, answer, accounts.page), cache.lock_cost(match, accounts.ledger)
+    piece, reason = accounts.piece(match.length, uncached)
+    lack = Lack(ceil_page(piece, accounts.page) - accounts.current + locked, cost - accounts.total + locked)
+    if not accounts.rows:
+        piece, reason, accounts.lack = 0, "rows", lack
+    elif piece and not _fits(request, match, accounts, locked, lack):
+        piece, reason, accounts.lack = 0, "kv", lack
+    if piece:
+        accounts.ledger.move(match)
+        accounts.current -= locked
+        accounts.total -= locked
+        accounts.rows -= 1
+        accounts.spend(piece, answer if piece == uncached else 0, cut=piece < uncached)
+    _note(accounts, request, match.length, piece, cost, locked, before, reason)
+    return Admission(request, match, match.length + piece) if piece else None
+
+
+def _fits(request: Request, match: Match, accounts: _Accounts, locked: int, lack: Lack) -> bool:
+    """Whether the slots are there, for this step and for what is expected to follow."""
+    if accounts.alone:
+        longest = ceil_page(max(request.last_position, request.fill_len), accounts.page)
+        return longest - match.length <= accounts.current - locked
+    return lack.current <= 0 and lack.total < 0
+
+
+def _note(
+    accounts: _Accounts,
+    request: Request,
+    prefix: int,
+    piece: int,
+    cost: int,
+    locked: int,
+    before: Balances,
+    reason: Reason,
+) -> None:
+    verdict: Verdict = "CONTINUE" if piece else "NO_TOKEN" if reason == "kv" else "OTHER"
+    lengths = (prefix, request.fill_len - prefix, piece, cost, locked)
+    accounts.attempts.append(Attempt(request.rid, *lengths, before, accounts.balances(), verdict, reason))
 
 
 class CommitError(RuntimeError):
@@ -226,7 +372,9 @@ def _place(request: Request, stop: int, pools: Pools) -> list[TableWrite]:
     cached = lease.slots()
     request.row = table.alloc()
     table.write(request.row, 0, cached)
-    request.cached_len = request.computed_len = request.capacity = lease.length
+    request.launched_len = request.computed_len = request.capacity = lease.length
+    if not request.retractions:
+        request.cached_len = lease.length
     _extend(request, stop, pools)
     return [TableWrite(request.row, 0, cached)] if lease.length else []
 
@@ -264,6 +412,6 @@ def detach(request: Request, pools: Pools) -> Lease | None:
         begin = lease.length if lease else 0
         slots = pools.table.slots(row, begin, request.capacity)
         pools.table.release(row)
-        request.capacity = request.computed_len = 0
+        request.capacity = request.computed_len = request.launched_len = 0
         pools.allocator.release(slots)
     return lease

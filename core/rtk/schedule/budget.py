@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rtk.errors import RequestError
 
 CLIP_NEW_TOKENS = 4096
-"""The cold charge counts at most this much of `max_new_tokens`, so that a huge one is no refusal by itself."""
+"""Charges and reserves count at most this much of what a request may still generate: much is no refusal by itself."""
 
 _CONTEXT = "the context length of this server (in tokens)"
 
@@ -26,12 +26,14 @@ class Limits:
     max_prefill_tokens: int
     """Uncached prompt tokens that one step may compute; a first request may exceed it where prompts are not cut."""
     chunk_tokens: int | None = None
-    """Longest piece of a prompt that one step computes, at least a page; None: prompts are not cut."""
+    """Prompt tokens that one step computes where prompts are cut, at least a page; None: prompts are not cut."""
+    align_tokens: int = 1
+    """Prompts are cut at multiples of this and of the page size."""
 
 
-def cold_charge(prompt_len: int, max_new_tokens: int, page_size: int) -> int:
-    """What a request is charged when nothing of it is cached."""
-    return ceil_page(prompt_len, page_size) + min(max_new_tokens, CLIP_NEW_TOKENS) + page_size
+def charge(uncached: int, new_tokens: int, page_size: int) -> int:
+    """What a request with so many tokens to compute and then to generate is charged."""
+    return ceil_page(uncached, page_size) + min(max(new_tokens, 0), CLIP_NEW_TOKENS) + page_size
 
 
 def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, pinned: int = 0) -> int:
@@ -50,7 +52,7 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, p
             field="prompt",
             code="context_length_exceeded",
         )
-    least = cold_charge(prompt_len, 1 if asked is None else asked, page)
+    least = charge(prompt_len, 1 if asked is None else asked, page)  # with nothing of it cached
     if least >= pool:
         raise _never_fits(f"its charge of {least} tokens reaches {reach} (page size {page})", pinned)
     if asked is not None:
@@ -58,7 +60,7 @@ def resolve_max_new_tokens(prompt_len: int, asked: int | None, limits: Limits, p
             raise _never_fits(f"prompt ({prompt_len}) + max_new_tokens ({asked}) exceeds {reach}", pinned)
         return asked
     allowed = min(context, pool) - prompt_len
-    slack = pool - cold_charge(prompt_len, 0, page) - 1  # the charge must stay below the pool
+    slack = pool - charge(prompt_len, 0, page) - 1  # the charge must stay below the pool
     return allowed if slack >= CLIP_NEW_TOKENS else min(allowed, slack)
 
 

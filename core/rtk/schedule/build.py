@@ -19,6 +19,7 @@ from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.scheduler import MatchStop, Scheduler
+from rtk.schedule.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Policies:
     """What the schedule policy asks for, see `rtk.plugin.info.CAPABILITIES`."""
     read_priority: bool = False
     """Whether one of them reads the priorities of requests."""
+    read_routing_key: bool = False
+    """Whether the schedule policy reads the routing keys of requests."""
 
 
 def build_scheduler(
@@ -41,6 +44,7 @@ def build_scheduler(
     limits: Limits,
     *,
     cache_enabled: bool,
+    settings: Settings,
     pin_budget: int | None,
     end_tokens: frozenset[int],
     match_stop: MatchStop,
@@ -71,6 +75,7 @@ def build_scheduler(
         queue=WaitingQueue(schedule, cache, requires=policies.schedule_requires),
         executor=executor,
         limits=limits,
+        settings=settings,
         end_tokens=end_tokens,
         match_stop=match_stop,
         health=health,

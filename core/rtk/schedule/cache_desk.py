@@ -9,8 +9,8 @@ from rtk.cache.pins import Pin as PinnedPrefix
 from rtk.cache.pins import Pins
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
-from rtk.schedule.budget import Limits, cold_charge
-from rtk.schedule.messages import CacheReport, Explain, Explained, Pin, Pinned, PinState, Refused
+from rtk.schedule.budget import Limits, charge
+from rtk.schedule.messages import CacheReport, Explain, Explained, Flushed, Pin, Pinned, PinState, Refused
 from rtk.schedule.request import Request
 
 NAMED = 16
@@ -20,7 +20,10 @@ _DISABLED = "the prefix cache is switched off (cache.disable)"
 
 
 class CacheDesk:
-    """The cache's books beyond requests. A pin is *ordered* from its acceptance until its prefix is computed."""
+    """The cache's books beyond requests. What is refused raises `RequestError`.
+
+    A pin is *ordered* from its acceptance until its prefix is computed.
+    """
 
     def __init__(self, pools: Pools, pins: Pins, limits: Limits, clock: Callable[[], float]) -> None:
         self._pools = pools
@@ -80,11 +83,11 @@ class CacheDesk:
             pins=tuple(map(self._state, self._pins)),
         )
 
-    def explain(self, question: Explain) -> Explained | Refused:
+    def explain(self, question: Explain) -> Explained:
         """See `rtk.cache.explain`."""
         cache, key = self._pools.cache, Key(question.namespace, question.tokens)
         if not cache.enabled:
-            return Refused(id=question.id, problem=_DISABLED, code="cache_disabled")
+            raise _refusal(_DISABLED, code="cache_disabled")
         explanation = explain(cache, key)
         evicted = explanation.evicted
         return Explained(
@@ -93,6 +96,13 @@ class CacheDesk:
             evicted_ago_s=None if evicted is None else self._clock() - evicted.time_s,
             elsewhere=search(cache, key) if question.elsewhere else None,
         )
+
+    def flush(self, id: int, requests: int) -> Flushed:
+        """Empty the cache, unless `requests` run or wait."""
+        if requests:
+            busy = f"the cache stays as it is: {requests} requests are running or waiting; try again when idle"
+            raise _refusal(busy, code="cache_busy")
+        return Flushed(id=id, tokens=self._pools.cache.flush())
 
     def _state(self, pin: PinnedPrefix) -> PinState:
         left = None if pin.expires_s is None else max(0.0, pin.expires_s - self._clock())
@@ -130,8 +140,8 @@ class CacheDesk:
         """Refuse what would leave too few tokens for a request that was accepted, those that compute pins included."""
         page = self._limits.page_size
         for request in accepted:
-            charge = cold_charge(request.prompt_len, request.max_new_tokens, page)
-            needs = max(charge + 1, request.prompt_len + request.max_new_tokens)
+            least = charge(request.prompt_len, request.max_new_tokens, page) + 1
+            needs = max(least, request.prompt_len + request.max_new_tokens)
             if request.pin is not None:
                 needs -= self._whole_pages(request.pin)  # which are spoken for already
             if needs > left:
@@ -148,16 +158,17 @@ class CacheDesk:
             return Refused(id=pin.id, problem=problem or "the engine failed on this pin", code="pin_failed", status=500)
         return Pinned(id=pin.id, pin=self._state(self._pins.add(pin.name, lease, pin.ttl_s)))
 
-    def unpin(self, id: int, name: str) -> Pinned | Refused:
+    def unpin(self, id: int, name: str) -> Pinned:
         """Take a pin off."""
         if name in self._pins:
             return Pinned(id=id, pin=self._state(self._pins.remove(name)))
         if name in self._ordered:
-            return Refused(id=id, problem=self._being_computed(name), code="pin_not_ready", field="name")
+            raise _refusal(self._being_computed(name), code="pin_not_ready", field="name")
         names = sorted(repr(pin.name) for pin in self._pins)
         there = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        problem = f"there is no pin {name!r}; pins: {there or 'none'}"
-        return Refused(id=id, problem=problem, code="unknown_pin", field="name", status=404)
+        raise _refusal(
+            f"there is no pin {name!r}; pins: {there or 'none'}", code="unknown_pin", field="name", status=404
+        )
 
     def _being_computed(self, name: str) -> str:
         return f"the prefix of pin {name!r} is being computed; try again when it is there"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rtk.cache.req_table import ReqTable
-from rtk.schedule.batch import Row, SampleInputs, StepPlan, TableWrite
+from rtk.schedule.batch import SAMPLED_LAST, Row, SampleInputs, StepPlan, TableWrite
 from rtk.schedule.draws import uniform
 from rtk.schedule.request import Request
 
@@ -11,7 +11,7 @@ Int32 = np.int32
 
 
 def compose(step: int, batch: list[Request], table: ReqTable, writes: list[TableWrite]) -> StepPlan:
-    """The step that computes every request's positions from `computed_len` to `planned_len`. O(T)."""
+    """The step that computes every request's positions from `launched_len` to `planned_len`. O(T)."""
     rows = tuple(_row(request) for request in batch)
     return StepPlan(
         step=step,
@@ -23,11 +23,13 @@ def compose(step: int, batch: list[Request], table: ReqTable, writes: list[Table
 
 
 def _row(request: Request) -> Row:
-    samples = 1 if request.max_new_tokens and request.planned_len == request.length else 0
-    return Row(request.row, request.computed_len, request.planned_len - request.computed_len, samples)
+    samples = 1 if request.left > 0 and request.planned_len == request.sampled_length else 0
+    return Row(request.row, request.launched_len, request.planned_len - request.launched_len, samples)
 
 
 def _tokens(request: Request, row: Row) -> np.ndarray:
+    if row.start == request.length:  # the token that the step in flight samples
+        return np.array([SAMPLED_LAST], dtype=Int32)
     return np.frombuffer(request.tokens, dtype="<i4", count=row.q_len, offset=row.start * 4).astype(Int32)
 
 
@@ -38,6 +40,6 @@ def sample_inputs(requests: list[Request]) -> SampleInputs:
         temperature=np.array([p.temperature for p in params], dtype=np.float32),
         top_p=np.array([p.top_p for p in params], dtype=np.float32),
         top_k=np.array([max(p.top_k, 0) for p in params], dtype=Int32),
-        uniform=np.array([0.0 if r.params.greedy else uniform(r.seed, len(r.output)) for r in requests]),
-        banned={i: tuple(r.stop_token_ids) for i, r in enumerate(requests) if len(r.output) < r.params.min_new_tokens},
+        uniform=np.array([0.0 if r.params.greedy else uniform(r.seed, r.sampled) for r in requests]),
+        banned={i: tuple(r.stop_token_ids) for i, r in enumerate(requests) if r.sampled < r.params.min_new_tokens},
     )

@@ -12,14 +12,21 @@ class InFlight(Protocol):
         """Queue the sampling of the rows that sample. Called once, before `result`; not at all if none samples."""
 
     def result(self) -> StepResult:
-        """Wait for the step. Raises what the computation raised; the K/V of the step is then undefined."""
+        """Wait for the step, not for later ones. Raises what the computation raised; its K/V is then undefined."""
 
 
 class Executor(Protocol):
     """Computes steps, in the order they are launched."""
 
     def launch(self, plan: StepPlan) -> InFlight:
-        """Start a step. The executor owns a copy of the slot table and applies the plan's writes to it first."""
+        """Start a step. The executor owns a copy of the slot table and applies the plan's writes to it first.
+
+        It also keeps the token that each request row sampled last, and computes it where the plan has `SAMPLED_LAST`.
+        The plan is the executor's from here on: it may be read long after the call.
+        """
 
     def stats(self) -> dict[str, int]:
         """Counters of the computing side, by name."""
+
+    def close(self) -> None:
+        """End what computes, after the steps that were launched; none is launched any more. Safe to call twice."""

@@ -11,6 +11,7 @@ import msgspec
 from rtk.cache.explain import Explanation, Search
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
 from rtk.schedule.params import SamplingParams
+from rtk.schedule.timeline import Timeline
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -29,6 +30,8 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Whose request it is, for policies that share the engine among tenants. Never a client's to choose."""
     routing_key: str = ""
     """Requests with the same key like to run together, for policies that read it; empty: no key."""
+    deadline_s: float | None = None
+    """Seconds from its arrival at the scheduler; one that has not ended by then ends with an error."""
     name: str = ""
     """The id that the client knows the request by, for whoever asks about it later."""
 
@@ -66,6 +69,13 @@ class Explain(Question, frozen=True, tag=True):
     """Look at other namespaces too."""
 
 
+class ExplainRequest(Question, frozen=True, tag=True):
+    """What became of a request, and why. Answered by `RequestExplained`."""
+
+    name: str
+    """The client's id; of several, the newest request."""
+
+
 class Pin(Question, frozen=True, tag=True):
     """Compute a prefix, cached or not, and keep it. Answered by `Pinned` once it is there."""
 
@@ -82,7 +92,7 @@ class Unpin(Question, frozen=True, tag=True):
     name: str
 
 
-Inbound = NewRequest | Abort | Flush | GetStats | GetCache | Explain | Pin | Unpin
+Inbound = NewRequest | Abort | Flush | GetStats | GetCache | Explain | ExplainRequest | Pin | Unpin
 
 
 class Verdict(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -103,7 +113,11 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     matched: str | int | None = None
     """The stop string or stop token that ended it."""
     problem: str = ""
-    """What went wrong, for `error`."""
+    """What went wrong, for `error`; the next two are of `error` too."""
+    code: str = "generation_failed"
+    """Stable for clients."""
+    status: int = 500
+    """HTTP's."""
 
 
 class Output(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -187,4 +201,10 @@ class Explained(Answer, frozen=True, tag=True):
     """Set where the question asks for it."""
 
 
-Outbound = Verdict | Output | Refused | Flushed | Stats | Pinned | CacheReport | Explained
+class RequestExplained(Answer, frozen=True, tag=True):
+    """The answer to `ExplainRequest`."""
+
+    timeline: Timeline
+
+
+Outbound = Verdict | Output | Refused | Flushed | Stats | Pinned | CacheReport | Explained | RequestExplained

@@ -64,10 +64,16 @@ class Request:
     lease: Lease | None = None
     cached_len: int = 0
     """Prompt tokens that came from the cache."""
-    computed_len: int = 0
-    """Positions whose K/V is in the pool."""
     planned_len: int = 0
-    """Positions whose K/V is in the pool after the planned step; in the middle of a prompt, less than `length`."""
+    """Positions whose K/V is in the pool after the step that is planned."""
+    launched_len: int = 0
+    """The same after the steps that are launched."""
+    computed_len: int = 0
+    """The same after the steps whose results were taken in."""
+    in_flight: int = 0
+    """Steps it is part of that are launched and not taken in. Until there are none, its row and slots stay its own."""
+    sampled: int = 0
+    """Output tokens sampled by the steps that are launched: `output`, and what of it is still in flight."""
     capacity: int = 0
     """Positions that have a slot, a multiple of the page size."""
 
@@ -80,9 +86,14 @@ class Request:
         return self.prompt_len + len(self.output)
 
     @property
-    def prefilled(self) -> bool:
-        """Whether it decodes, or has nothing more to do."""
-        return self.computed_len >= self.fill_len
+    def sampled_length(self) -> int:
+        """Tokens of prompt and output, with those still in flight."""
+        return self.prompt_len + self.sampled
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate; none for one that is known to end with the steps in flight."""
+        return self.max_new_tokens - self.sampled
 
     @property
     def last_position(self) -> int:
@@ -93,6 +104,14 @@ class Request:
         """Take one sampled token in."""
         self.output.append(token)
         self.tokens += pack([token])
+
+    def step_back(self) -> None:
+        """Wait once more, with the output as part of what has to be computed. Called with nothing held or in flight."""
+        self.status = Status.WAITING
+        self.fill_len, self.sampled = self.length, len(self.output)
+        self.key = Key(self.key.namespace, bytes(self.tokens))
+        self.planned_len = self.launched_len = 0
+        self.retractions += 1
 
     def computed_tokens(self) -> bytes:
         """The packed tokens whose K/V is in the pool. O(length)."""

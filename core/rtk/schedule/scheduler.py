@@ -9,26 +9,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from rtk.cache.key import Key
-from rtk.cache.lease import Lease
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import CommitError, commit, detach, give_back, plan_admission
-from rtk.schedule.batch import Row, StepPlan, StepResult, TableWrite
+from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, Lack, balance, commit, plan_admission
+from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
-from rtk.schedule.compose import compose, sample_inputs
+from rtk.schedule.compose import compose
 from rtk.schedule.executor import Executor
+from rtk.schedule.flight import Flight, launch
+from rtk.schedule.ledger import Ledger, Prefill
 from rtk.schedule.messages import (
     Abort,
-    Explain,
+    ExplainRequest,
     Finish,
-    FinishReason,
     Flush,
-    Flushed,
-    GetCache,
-    GetStats,
     Inbound,
     NewRequest,
     Outbound,
@@ -36,13 +33,19 @@ from rtk.schedule.messages import (
     Pin,
     Question,
     Refused,
-    Stats,
-    Unpin,
+    RequestExplained,
     Verdict,
 )
 from rtk.schedule.params import SamplingParams
+from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
+from rtk.schedule.ratio import NewTokenRatio
 from rtk.schedule.request import Request, Status
+from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
+from rtk.schedule.running import Running
+from rtk.schedule.settings import Settings
+from rtk.schedule.time_limits import TimeLimits
+from rtk.schedule.timeline import Cause, RetractedFor
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +55,19 @@ MatchStop = Callable[[SamplingParams, bytes], Callable[[int], str | None]]
 COUNTERS = (
     "requests_accepted",
     "requests_refused",
+    "queue_full",
+    "queue_timeouts",
+    "deadlines_exceeded",
     "finished_stop",
     "finished_length",
     "finished_abort",
     "finished_error",
     "steps",
     "steps_failed",
+    "mixed_steps",
     "middle_chunks",
+    "wasted_rows",
+    "retractions",
     "prefill_tokens",
     "decode_tokens",
     "cached_tokens",
@@ -81,6 +90,7 @@ class Scheduler:
         queue: WaitingQueue,
         executor: Executor,
         limits: Limits,
+        settings: Settings,
         end_tokens: frozenset[int],
         match_stop: MatchStop,
         health: Health,
@@ -92,6 +102,7 @@ class Scheduler:
         self._queue = queue
         self._executor = executor
         self._limits = limits
+        self._settings = settings
         self._end_tokens = end_tokens
         self._match_stop = match_stop
         self._health = health
@@ -99,12 +110,17 @@ class Scheduler:
         self._rng = rng
         self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []
-        self._chunked: Request | None = None  # one of the running: part of its prompt is computed
+        self._time = TimeLimits(self._requests, settings.max_wait_s)
+        self._running = Running(pools)
+        self._ledger = Ledger()
+        self._ratio = NewTokenRatio(settings.conservativeness)
+        self._watch = RetractionWatch()
+        self._retracted_last: Request | None = None
+        self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full
         self._outbox: list[Outbound] = []
-        self._writes: list[TableWrite] = []
         self._arrivals = 0
-        self._step = 0
+        self._left_waiting = 0  # by the last step
+        self._steps = 0
         self.counters: Counter[str] = Counter()
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
@@ -114,31 +130,42 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._running or len(self._queue))
+        return bool(self._running.busy or len(self._queue))
 
     @property
     def created_nodes(self) -> int:
         """Nodes that the prefix tree has made since the start."""
         return self._pools.cache.created_nodes
 
+    @property
+    def rest_s(self) -> float:
+        """Seconds until a time limit is due; infinite where none is."""
+        return self._time.next_s - self._clock()
+
+    @property
+    def accepted(self) -> int:
+        """Requests that run or wait, those that compute pins among them."""
+        return len(self._requests)
+
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
-        self._desk.expire()
+        self._expire()
         for message in messages:
             match message:
                 case NewRequest():
                     self._outbox.append(self._accept(message))
                 case Abort(rid):
                     self._abort(rid)
-                case Pin():
-                    self._pin(message)
                 case Question():
-                    self._outbox.append(self._answer(message))
+                    if isinstance(message, Flush) and not self._requests:
+                        self._settle()  # the last step of those who are gone
+                    if (said := answer(message, self, self._desk)) is not None:
+                        self._outbox.append(said)
         return self._drain()
 
     def _accept(self, new: NewRequest) -> Verdict:
         try:
-            request = self._request(new)
+            self.enqueue(new)
         except RequestError as error:
             self.counters["requests_refused"] += 1
             return Verdict(
@@ -149,12 +176,37 @@ class Scheduler:
                 field=error.field,
                 status=error.status,
             )
-        self._requests[request.rid] = request
-        self._queue.add(request)
         self.counters["requests_accepted"] += 1
         return Verdict(rid=new.rid, accepted=True)
 
-    def _request(self, new: NewRequest, pin: Pin | None = None) -> Request:
+    def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
+        """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
+        request = self._request(new, pin)
+        if pin is None:
+            self._check_queue()
+            self._time.watch(request, new.deadline_s)
+        else:  # an administrator's, who waits as long as it takes
+            self._desk.order(pin, self._requests.values())
+        self._requests[request.rid] = request
+        self._queue.add(request)
+        self._ledger.arrived(request, new.name, request.arrival_s)
+
+    def _check_queue(self) -> None:
+        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
+        if self._settings.max_queue is None:
+            return
+        waiting = len(self._queue)
+        self._left_waiting = min(self._left_waiting, waiting)
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        if waiting - room >= self._settings.max_queue:
+            self.counters["queue_full"] += 1
+            raise RequestError(
+                f"the queue is full: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
+                code="queue_full",
+                status=503,
+            )
+
+    def _request(self, new: NewRequest, pin: Pin | None) -> Request:
         if new.rid in self._requests:
             raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
         params, prompt_len = new.params, len(new.tokens) // 4
@@ -185,49 +237,21 @@ class Scheduler:
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            self._end(request, "abort")
+            self._end(request, Finish(reason="abort"))
 
-    def _pin(self, pin: Pin) -> None:
-        """Compute the prefix as a request that generates nothing; its end answers."""
-        prefill = SamplingParams(max_new_tokens=0, seed=0)  # a seed of its own would move those of later requests
-        new = NewRequest(rid=f"pin:{pin.id}", tokens=pin.tokens, params=prefill, namespace=pin.namespace)
-        try:
-            request = self._request(new, pin)
-            self._desk.order(pin, self._requests.values())
-        except RequestError as error:
-            self._outbox.append(
-                Refused(id=pin.id, problem=str(error), code=error.code, field=error.field, status=error.status)
-            )
-            return
-        self._requests[request.rid] = request
-        self._queue.add(request)
-
-    def _answer(self, question: Question) -> Outbound:
-        match question:
-            case Flush():
-                return self._flush(question.id)
-            case GetStats():
-                return Stats(id=question.id, values=self.stats())
-            case GetCache():
-                return self._desk.report(question.id, self.held())
-            case Explain():
-                return self._desk.explain(question)
-            case Unpin():
-                return self._desk.unpin(question.id, question.name)
-        raise TypeError(f"nobody answers a {type(question).__name__}")
-
-    def _flush(self, id: int) -> Flushed | Refused:
-        if self._requests:
-            busy = (
-                f"the cache stays as it is: {len(self._requests)} requests are running or waiting; try again when idle"
-            )
-            return Refused(id=id, problem=busy, code="cache_busy")
-        return Flushed(id=id, tokens=self._pools.cache.flush())
+    def _expire(self) -> None:
+        """End what has had its time: pins, and requests. O(1) where nothing is due."""
+        self._desk.expire()
+        for request, finish in self._time.exceeded(self._clock()):
+            self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
+            self._end(request, finish)
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
+        self._settle()
         for request in list(self._requests.values()):
-            self._end(request, "error", problem=why)
+            self._fail(request, why)
+        self._executor.close()
         return self._drain()
 
     def _drain(self) -> list[Outbound]:
@@ -237,121 +261,265 @@ class Scheduler:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Outbound]:
-        """Prefill whoever fits, else decode everybody who runs; returns what became known."""
-        self._desk.expire()
-        batch = self._admit() or self._grow_running()
-        self.stalled = not batch and len(self._queue) > 0
-        if batch:
-            plan = self._compose(batch)
-            result = self._compute(batch, plan)
-            self._take_in(batch, plan, result)
-            self._check_idle()
+        """Launch the next batch, then take in the results of the one before; without overlap, of the same.
+
+        Returns what became known.
+        """
+        self._expire()
+        batch = self._next_batch()
+        before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
+        self._left_waiting = len(self._queue)
+        self.stalled = not batch and before is None and self._left_waiting > 0
+        if before:
+            self._take_in(before)
+        if not self._settings.overlap:
+            self._settle()
+        self._check_idle()
         return self._drain()
 
-    def _admit(self) -> list[Request]:
-        """Move waiting requests to running, as many as the policy's order and the accounts allow."""
+    def _next_batch(self) -> list[Request]:
+        """Prompts first, with everybody who decodes beside them where steps are mixed; else everybody who decodes."""
+        prompts = self._prompts()
+        if not prompts:
+            return self._decodes()
+        return [*prompts, *self._decodes_beside()]
+
+    def _launch(self, batch: list[Request]) -> Flight:
+        self._steps += 1
+        writes, self._running.writes = self._running.writes, []
+        plan = compose(self._steps, batch, self._pools.table, writes)
+        prefills = [
+            Prefill(request, row.start, row.start + row.q_len)
+            for request, row in zip(batch, plan.rows, strict=True)
+            if row.start < request.fill_len
+        ]
+        self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
+        return launch(self._executor, plan, batch)
+
+    def _settle(self) -> None:
+        """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
+        flight, self._running.flight = self._running.flight, None
+        if flight:
+            self._take_in(flight)
+
+    # --- who is in it -------------------------------------------------------------------------------------------
+
+    def _prompts(self) -> list[Request]:
+        """The chunked request's next piece, and waiting requests, as many as the policy's order and accounts allow."""
+        running = self._running
+        if running.flight and running.flight.prefills and len(self._queue):
+            self._settle()  # what it computed can then be hit
         ctx = self._context()
-        if not (len(self._queue) or self._chunked) or self._queue.prefers_decode(ctx):
+        if not self._may_prefill(ctx):
             return []
-        order = self._queue.ranked(ctx, self._running)
-        plan = plan_admission(order, self._running, self._pools, self._limits, self._chunked)
+        plan = self._plan(ctx)
+        while victims := self._preempted(plan):
+            if running.flight:
+                self._settle()  # who makes room must not be in flight
+            else:
+                self._retract(victims, "preempted", [plan.attempts[-1].rid])
+            plan = self._plan(ctx)
+        return self._commit(plan)
+
+    def _may_prefill(self, ctx: ScheduleContext) -> bool:
+        """The gates before anybody is looked at: somebody waits, decoding is not preferred, the batch is not full."""
+        running, queue = self._running, self._queue
+        if not (len(queue) or running.chunked):
+            return False
+        if queue.prefers_decode(ctx):
+            self._planned(gate="decode")
+            return False
+        if self._full_at is not None and balance(self._pools, running.requests, self._ratio.value) > self._full_at:
+            self._full_at = None
+        full: Cause | None = "kv" if self._full_at is not None else None if self._pools.table.free_rows else "rows"
+        if running.chunked or not full or queue.may_preempt:
+            return True
+        self._planned(gate=full)
+        return False
+
+    def _planned(self, attempts: tuple[Attempt, ...] = (), gate: Cause | None = None) -> None:
+        step, rho, now = self._steps + 1, self._ratio.value, self._clock()
+        self._ledger.planned(step, attempts, rho, now, gate=gate, note=self._queue.note, held=self._queue.held)
+
+    def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
+        running, queue = self._running, self._queue
+        plan = plan_admission(
+            queue.ranked(ctx, running.requests),
+            running.requests,
+            self._pools,
+            self._limits,
+            ratio=self._ratio.value,
+            chunked=running.chunked,
+            chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
+            decoding=running.decoding() if self._settings.mixed_chunk else (),
+        )
+        self._planned(plan.attempts)
+        return plan
+
+    def _commit(self, plan: AdmissionPlan) -> list[Request]:
+        """Let the plan become true; nobody, where that fails."""
+        running = self._running
         try:
-            self._writes += commit(plan, self._pools)
+            running.writes += commit(plan, self._pools)
         except CommitError as error:
             log.exception("admission failed; the request is given up and the others stay queued")
             self.counters["commit_failures"] += 1
-            self._end(error.request, "error", problem="the engine could not admit the request")
+            self._fail(error.request, "the engine could not admit the request")
             return []
+        self._full_at = plan.total if plan.verdict == "NO_TOKEN" else None
         for admission in plan.admitted:
             self._queue.remove(admission.request)
-            self._running.append(admission.request)
-            self.counters["cached_tokens"] += admission.request.cached_len
+            running.requests.append(admission.request)
+            self.counters["cached_tokens"] += 0 if admission.request.retractions else admission.request.cached_len
         batch = plan.batch
-        self._chunked = next((r for r in batch if r.planned_len < r.fill_len), None)
+        running.chunked = next((r for r in batch if r.planned_len < r.fill_len), None) if batch else running.chunked
         return batch
 
+    def _decodes(self) -> list[Request]:
+        """Everybody who decodes, each with a slot for its next token; where there are too few, some are retracted."""
+        running = self._running
+        if not running.has_room(running.decoding()):
+            self._settle()  # its slots may suffice; and who makes room must not be in flight
+        rows = running.decoding()
+        if rows and not self._make_room(rows):
+            self._ratio.decay()
+        return self._grown(running.decoding())
+
+    def _decodes_beside(self) -> list[Request]:
+        """Everybody who decodes, in a step with prompts; where slots are lacking they wait, and nobody is retracted."""
+        rows = self._running.decoding() if self._settings.mixed_chunk else []
+        if not rows or not self._running.has_room(rows):
+            return []
+        self._ratio.decay()
+        self.counters["mixed_steps"] += 1
+        return self._grown(rows)
+
+    def _grown(self, rows: list[Request]) -> list[Request]:
+        for request in self._running.grow(rows):
+            self.counters["invariant_violations"] += 1
+            self._fail(request, "the engine failed on this request")
+        return [r for r in rows if r.status is Status.RUNNING]
+
     def _context(self) -> ScheduleContext:
-        decoding = len(self._running) - (self._chunked is not None)
-        prefilled = self.counters["prefill_tokens"]
-        return ScheduleContext(self._clock(), self._policy_rng, running=decoding, prefilled_total=prefilled)
+        return ScheduleContext(
+            now=self._clock(),
+            rng=self._policy_rng,
+            running=len(self._running.decoding()),
+            prefilled_total=self.counters["prefill_tokens"],
+        )
 
-    def _grow_running(self) -> list[Request]:
-        """Everybody who runs, each with a slot for its next token. Admission reserved them, so they are there."""
-        allocator, page = self._pools.allocator, self._limits.page_size
-        decoding = [r for r in self._running if r is not self._chunked]
-        full = [r for r in decoding if r.computed_len == r.capacity]
-        for request in full:
-            try:
-                self._pools.cache.evict(page - allocator.free)
-                self._pools.table.write(request.row, request.capacity, allocator.alloc(1))
-                request.capacity += page
-            except Exception:
-                log.exception("request %s ends: a slot that was reserved for it is not there", request.rid)
-                self.counters["invariant_violations"] += 1
-                self._end(request, "error", problem="the engine failed on this request")
-        for request in decoding:
-            request.planned_len = request.length
-        return [r for r in decoding if r.status is Status.RUNNING]
+    # --- making room --------------------------------------------------------------------------------------------
 
-    def _compose(self, batch: list[Request]) -> StepPlan:
-        self._step += 1
-        writes, self._writes = self._writes, []
-        return compose(self._step, batch, self._pools.table, writes)
+    def _make_room(self, rows: list[Request]) -> bool:
+        """Retract until everybody else has a slot for its next token; says whether anybody was. The last one stays."""
+        running = self._running
+        victims: list[Request] = []
+        order = self._retraction_order(rows)[:-1] + [r for r in (running.chunked,) if r]
+        for victim in order:
+            if running.has_room(r for r in rows if r.status is Status.RUNNING):
+                break
+            self._retract([victim], "memory", [r.rid for r in rows if r is not victim and r.status is Status.RUNNING])
+            victims.append(victim)
+        if victims:
+            self._ratio.estimate((r.sampled, r.max_new_tokens) for r in running.decoding())
+            self._advise()
+        return bool(victims)
 
-    def _compute(self, batch: list[Request], plan: StepPlan) -> StepResult | None:
-        """Run the step; None when the computation raised: the K/V of this step is then undefined."""
-        try:
-            flight = self._executor.launch(plan)
-            sampling = [r for r, row in zip(batch, plan.rows, strict=True) if row.samples]
-            if sampling:
-                flight.sample(sample_inputs(sampling))
-            return flight.result()
-        except Exception:
-            log.exception("step %d failed; its %d requests end with an error", plan.step, len(batch))
-            self.counters["steps_failed"] += 1
-            return None
+    def _preempted(self, plan: AdmissionPlan) -> list[Request]:
+        """Those who make way for the candidate that was refused: nobody unless the policy says so and it suffices."""
+        candidate, lack = plan.refused, plan.lack
+        if candidate is None or lack is None or not self._queue.may_preempt:
+            return []
+        lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
+        victims: list[Request] = []
+        for victim in self._retraction_order(lower):
+            victims.append(victim)
+            slots, reserved = yields(victim, self._ratio.value)
+            lack = Lack(lack.current - slots, lack.total - slots - reserved)
+            if lack.current <= 0 and lack.total < 0:
+                return victims
+        return []
+
+    def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
+        policy_key = self._queue.retract_key if self._queue.has_retract_key else None
+        return retraction_order(requests, self._settings.retraction, policy_key, self._retracted_last)
+
+    def _retract(self, victims: Iterable[Request], why: RetractedFor, for_rids: list[str]) -> None:
+        """Back to the front of the queue. What they computed stays cached; nothing of them is in flight."""
+        for request in victims:
+            log.info("request %s is retracted (%s) for %s", request.rid, why, ", ".join(for_rids))
+            self._ledger.retracted(request, why, for_rids, self._steps + 1, self._clock())
+            self._running.leave(request)
+            request.step_back()
+            self._queue.put_back(request)
+            self._retracted_last = request
+            self.counters["retractions"] += 1
+
+    def _advise(self) -> None:
+        if self._watch.happened(self._steps):
+            log.warning(
+                "%d retractions within the last %d steps: raise schedule.conservativeness (%g), or cache.pool_tokens, "
+                "or lower schedule.max_running",
+                OFTEN,
+                WINDOW,
+                self._settings.conservativeness,
+            )
 
     # --- results ------------------------------------------------------------------------------------------------
 
-    def _take_in(self, batch: list[Request], plan: StepPlan, result: StepResult | None) -> None:
+    def _take_in(self, flight: Flight) -> None:
         """Account for the step's rows, one by one: an error in one ends that request and no other."""
+        result = flight.result()
+        self._ledger.retired(flight.plan.step, self._clock())
         self.counters["steps"] += 1
-        sampled = 0
-        for request, row in zip(batch, plan.rows, strict=True):
+        self.counters["steps_failed"] += result is None
+        sampled, done = 0, []
+        for request, row in zip(flight.batch, flight.plan.rows, strict=True):
+            request.in_flight -= 1
+            if result is not None and request.status is Status.RUNNING:
+                prefill = row.q_len if row.start < request.fill_len else 0
+                done.append((request, prefill, row.q_len - prefill))
             try:
-                if result is None:
-                    self._end(request, "error", problem="the engine failed to compute this step")
-                else:
-                    self._advance(request, row, result, sampled)
+                self._land(request, row, result, sampled)
             except Exception:
                 log.exception("request %s ends on a bug", request.rid)
-                self._end(request, "error", problem="the engine failed on this request")
+                self._fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
+        self._running.free(flight.garbage)
+        self._queue.progressed(done)
 
-    def _advance(self, request: Request, row: Row, result: StepResult, sampled: int) -> None:
-        """One row's positions are computed; take its sampled tokens in."""
-        prefill = not request.prefilled
-        self.counters["prefill_tokens" if prefill else "decode_tokens"] += row.q_len
-        if row.samples and sampled in result.errors:
+    def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
+        """One row of a step that was computed, or failed."""
+        prefill = row.start < request.fill_len
+        if result is not None:
+            self.counters["prefill_tokens" if prefill else "decode_tokens"] += row.q_len
+        if request.status is Status.FINISHED:  # while it was in flight
+            self.counters["wasted_rows"] += 1
+            failed = result is None or (request.finish is not None and request.finish.reason == "error")
+            self._running.landed(request, 0 if failed else row.start + row.q_len)
+        elif result is None:
+            self._fail(request, "the engine failed to compute this step")
+        elif row.samples and sampled in result.errors:
             self.counters["sampling_errors"] += 1
-            self._end(request, "error", problem=result.errors[sampled])
-            return
-        request.computed_len += row.q_len
-        if prefill:
-            self._cache_computed(request)
-        if row.samples:
-            self._accept_tokens(request, result.tokens[sampled])
-        elif request.prefilled:
-            self._end(request, "length")
+            self._fail(request, result.errors[sampled])
         else:
-            self.counters["middle_chunks"] += 1
+            request.computed_len += row.q_len
+            if prefill:
+                self._running.cache_computed(request)
+            self._advance(request, result.tokens[sampled] if row.samples else ())
 
-    def _accept_tokens(self, request: Request, tokens: tuple[int, ...]) -> None:
+    def _advance(self, request: Request, tokens: tuple[int, ...]) -> None:
+        """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
+        if not tokens:
+            if request.computed_len >= request.fill_len:
+                self._end(request, Finish(reason="length"))
+            else:
+                self.counters["middle_chunks"] += 1
         for token in tokens:
             request.append(token)
             self.counters["generated_tokens"] += 1
             if (finish := self._finish(request, token)) is not None:
-                self._end(request, finish.reason, tokens=(token,), matched=finish.matched)
+                self._end(request, finish, tokens=(token,))
                 return
             self._outbox.append(Output(rid=request.rid, tokens=(token,), cached_tokens=request.cached_len))
 
@@ -367,25 +535,10 @@ class Scheduler:
             return Finish(reason="length")
         return None
 
-    def _cache_computed(self, request: Request) -> None:
-        """Hand the computed tokens to the tree; where it has them already, use its slots and free the request's."""
-        lease, table = request.lease, self._pools.table
-        assert lease is not None, "a running request has a lease"
-        grown = lease.grow(request.computed_tokens(), table.slots(request.row, 0, request.computed_len))
-        if len(grown.duplicates):
-            table.write(request.row, grown.start, grown.canonical)
-            self._writes.append(TableWrite(request.row, grown.start, grown.canonical))
-            self._pools.allocator.release(grown.duplicates)
+    def _fail(self, request: Request, problem: str) -> None:
+        self._end(request, Finish(reason="error", problem=problem))
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        tokens: tuple[int, ...] = (),
-        matched: str | int | None = None,
-        problem: str = "",
-    ) -> None:
+    def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
 
         O(running), plus what caching its tokens costs.
@@ -394,68 +547,60 @@ class Scheduler:
             return
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
+        request.finish = finish
         del self._requests[request.rid]
+        self._retracted_last = None if request is self._retracted_last else self._retracted_last
+        lease = None
         if waiting:
             self._queue.remove(request)
-            lease = None
         else:
-            self._running.remove(request)
-            self._chunked = None if request is self._chunked else self._chunked
-            lease = self._release(request, keep_lease=request.pin is not None and reason == "length")
+            lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
+        self._ledger.ended(request, finish.reason, self._clock())
         if request.pin is not None:
-            self._outbox.append(self._desk.settle(request.pin, lease, problem))
+            self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
-        finish = Finish(reason=reason, matched=matched, problem=problem)
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
-        self.counters[f"finished_{reason}"] += 1
-
-    def _release(self, request: Request, *, keep_lease: bool) -> Lease | None:
-        """Give the pools back what a request held; what it computed stays cached. A failed step computed nothing.
-
-        Answers the lease if it is kept.
-        """
-        try:
-            try:
-                self._cache_computed(request)
-                if keep_lease:
-                    return detach(request, self._pools)
-            finally:
-                give_back(request, self._pools)
-        except Exception:
-            log.exception("the books of request %s are wrong", request.rid)
-            self.counters["invariant_violations"] += 1
-        return None
+        self.counters[f"finished_{finish.reason}"] += 1
 
     # --- books --------------------------------------------------------------------------------------------------
 
+    def explain_request(self, question: ExplainRequest) -> RequestExplained | Refused:
+        """What became of a request."""
+        return self._ledger.explain(question, self._clock())
+
     def held(self) -> int:
         """Slots that running requests hold outside the tree, counted request by request."""
-        return sum(r.capacity - (r.lease.length if r.lease else 0) for r in self._running)
+        return self._running.held()
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and gauges of now: slots by state, requests, rows."""
-        pools = self._pools
+        pools, running = self._pools, self._running
         gauges = {
             "free": pools.allocator.free,
             "evictable": pools.cache.evictable,
             "protected": pools.cache.protected,
-            "held": self.held(),
+            "held": running.held(),
             "pool": pools.allocator.capacity,
-            "running": len(self._running),
+            "running": len(running.requests),
             "waiting": len(self._queue),
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
+            "new_token_ratio": self._ratio.value,
+            "retractions_are_frequent": int(self._watch.frequent(self._steps)),
             "evicted_tokens": pools.cache.evicted,
             "schedule_fallbacks": self._queue.fallbacks,
             "plugin_faults": sum(self._health.faults.values()),
         }
-        return {**dict.fromkeys(COUNTERS, 0), **self.counters, **gauges, **self._executor.stats()}
+        violations = self.counters["invariant_violations"] + running.wrong_books
+        counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}
+        return {**counters, **gauges, **self._executor.stats()}
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""
         pools = self._pools
-        if self._running:
+        if self._running.busy:
             return
+        self._ratio.reset()
         idle = pools.allocator.free + pools.cache.evictable + self._desk.pinned
         if idle != pools.allocator.capacity or pools.table.free_rows != self._limits.max_running:
             log.error("idle, but %d of %d slots are accounted for", idle, pools.allocator.capacity)
@@ -463,14 +608,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `AssertionError` unless all books agree: every slot is free, evictable, protected or held. O(pool)."""
-        pools = self._pools
+        pools, running = self._pools, self._running
         pools.allocator.check()
         pools.cache.check()
-        states = (pools.allocator.free, pools.cache.evictable, pools.cache.protected, self.held())
+        states = (pools.allocator.free, pools.cache.evictable, pools.cache.protected, running.held())
         assert sum(states) == pools.allocator.capacity, f"free, evictable, protected, held = {states}"
-        assert pools.table.free_rows == self._limits.max_running - len(self._running), "a request row is lost"
-        assert len(self._requests) == len(self._running) + len(self._queue), "a request is in no list, or in two"
-        for request in self._running:
-            assert request.lease is not None, "a running request has a lease"
-            held = pools.table.slots(request.row, 0, request.lease.length)
-            assert (held == request.lease.slots()).all(), "a request's row points at slots that are not its lease's"
+        assert len(self._requests) == len(running.requests) + len(self._queue), "a request is in no list, or in two"
+        running.check(self._limits.max_running)

@@ -20,6 +20,7 @@ from rtk.schedule.messages import (
     CacheReport,
     Explain,
     Explained,
+    ExplainRequest,
     Finish,
     Flush,
     Flushed,
@@ -32,6 +33,7 @@ from rtk.schedule.messages import (
     Pinned,
     PinState,
     Refused,
+    RequestExplained,
     Stats,
     Unpin,
     Verdict,
@@ -40,6 +42,7 @@ from rtk.schedule.params import SamplingParams, check_text, sampling_params, sho
 from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.prompts import PromptEncoder
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, check_defaults, sampling_defaults
+from rtk.serve.request_explanation import RequestExplanation, request_explanation
 from rtk.serve.text import Detokenizer, TextOutput
 from rtk.serve.tokenizer import Tokenizer
 
@@ -56,6 +59,8 @@ MAX_SALT = 65_536
 MAX_PRIORITY = 2**31 - 1
 
 MAX_TTL_S = 2**31 - 1
+
+MAX_DEADLINE_MS = 2**31 - 1
 
 ANSWER_LIMIT_S = 60.0
 """How long the scheduler may take to answer a question: longer than any step of it."""
@@ -228,6 +233,10 @@ class TokenizerManager:
             params=params,
             namespace=_namespace(request),
             priority=_priority(request),
+            tenant=_name_or_none(request.tenant, "tenant"),
+            routing_key=_name_or_none(request.routing_key, "routing_key"),
+            deadline_s=_deadline_s(request),
+            name=entry.rid,
         )
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
@@ -260,6 +269,15 @@ class TokenizerManager:
         question = partial(Explain, tokens=tokens, namespace=namespace, elsewhere=elsewhere)
         answer: Explained = await self._ask(question)
         return explanation(answer, self.tokenizer.text_of)
+
+    async def explain_request(self, rid: str) -> RequestExplanation:
+        """What became of the newest request with the client id `rid`, and why.
+
+        Raises `RequestError` where there is none in flight and none among the last that have ended.
+        """
+        _check_name(rid, "rid")
+        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
+        return request_explanation(answer.timeline)
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
         """Keep the request's prompt in the prefix cache, computing it where it is not there.
@@ -346,7 +364,7 @@ class TokenizerManager:
         if finish is None:
             entry.queue.put_nowait(self._delta(entry, output))
         elif finish.reason == "error":
-            self._fail(entry, RequestError(finish.problem, code="generation_failed", status=500))
+            self._fail(entry, RequestError(finish.problem, code=finish.code, status=finish.status))
             self._send(Abort(entry.id))  # the error may be the detokenizer's
         else:
             self._finish(entry, output)
@@ -412,6 +430,24 @@ def _priority(request: GenerateRequest) -> int:
             f"priority = {shown(priority)}: must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
         )
     return priority
+
+
+def _name_or_none(name: str | None, field: str) -> str:
+    """The name as the scheduler has it: empty for none."""
+    if name is None:
+        return ""
+    _check_name(name, field)
+    return name
+
+
+def _deadline_s(request: GenerateRequest) -> float | None:
+    deadline = request.deadline_ms
+    if deadline is None:
+        return None
+    if not (_is_number(deadline) and 0 < deadline <= MAX_DEADLINE_MS):
+        allowed = f"a number of milliseconds above 0, up to {MAX_DEADLINE_MS}, or null"
+        raise RequestError(f"deadline_ms = {shown(deadline)}: must be {allowed}", field="deadline_ms")
+    return deadline / 1000
 
 
 def _is_number(value: Any) -> bool:

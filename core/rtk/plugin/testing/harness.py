@@ -16,6 +16,7 @@ from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
+from rtk.schedule.settings import Retraction, Settings
 
 
 def count_up(history: list[int]) -> int:
@@ -45,7 +46,15 @@ class Harness:
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
+    conservativeness: float = 1.0
+    mixed_chunk: bool = False
+    retraction: Retraction = "length"
+    overlap: bool = False
+    lazy: bool = False
+    """Whether a step is computed as late as an executor may."""
     pin_budget: int | None = None
+    max_queue: int | None = None
+    max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
     seed: int = 0
@@ -72,12 +81,21 @@ class Harness:
             page_size=self.page_size,
             max_running=self.max_running,
             context_length=ceil_page(self.context_length, self.page_size),
+            lazy=self.lazy,
         )
         self.scheduler = build_scheduler(
             self._policies(),
             self.executor,
             limits,
             cache_enabled=self.cache_enabled,
+            settings=Settings(
+                conservativeness=self.conservativeness,
+                mixed_chunk=self.mixed_chunk,
+                retraction=self.retraction,
+                overlap=self.overlap,
+                max_queue=self.max_queue,
+                max_wait_s=self.max_wait_s,
+            ),
             pin_budget=self.pin_budget,
             end_tokens=self.end_tokens,
             match_stop=self.match_stop or _no_stop_strings,
@@ -114,6 +132,7 @@ class Harness:
         priority: int = 0,
         tenant: str = "",
         routing_key: str = "",
+        deadline_s: float | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -125,6 +144,7 @@ class Harness:
             priority=priority,
             tenant=tenant,
             routing_key=routing_key,
+            deadline_s=deadline_s,
         )
         self.send(new)
         return self.verdicts[rid]
@@ -138,11 +158,12 @@ class Harness:
         self._note(self.scheduler.receive([message]))
         self.scheduler.check()
 
-    def step(self) -> None:
-        """One step; the clock advances by a second."""
-        self.now += 1.0
+    def step(self, seconds: float = 1.0) -> None:
+        """One step; the clock advances before it."""
+        self.now += seconds
         self._note(self.scheduler.step())
         self.scheduler.check()
+        assert not self.executor.violations, self.executor.violations[0]
 
     def run(self, limit: int = 10_000) -> int:
         """Step until idle; returns the number of steps. Raises `AssertionError` after `limit`."""

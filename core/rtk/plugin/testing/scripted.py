@@ -4,12 +4,13 @@ Because every history is read back through the slot table, a wrong slot anywhere
 hence another answer: scheduler and cache are tested without a model, and exactly.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.schedule.batch import Row, SampleInputs, StepPlan, StepResult
+from rtk.schedule.batch import SAMPLED_LAST, Row, SampleInputs, StepPlan, StepResult
 
 Answer = int | NDArray[np.float32]
 Script = Callable[[list[int]], Answer]
@@ -21,26 +22,65 @@ _UNWRITTEN = -1
 class ScriptedExecutor:
     """Computes steps by script. `history` and the pool are there for tests to look at."""
 
-    def __init__(self, script: Script, *, slots: int, page_size: int, max_running: int, context_length: int) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        slots: int,
+        page_size: int,
+        max_running: int,
+        context_length: int,
+        lazy: bool = False,
+    ) -> None:
+        """`lazy`: a step is computed when its result is asked for, or when the next but one is launched.
+
+        Else it is computed at launch. Nothing a scheduler does may depend on which.
+        """
         self._script = script
+        self._lazy = lazy
         self.pool = np.full(slots + page_size, _UNWRITTEN, dtype=np.int64)
         """The token whose K/V each slot would hold."""
         self._positions = np.full(slots + page_size, _UNWRITTEN, dtype=np.int64)
         self._table = np.zeros((max_running + 1, context_length), dtype=np.int32)
+        self._sampled_last = np.zeros(max_running + 1, dtype=np.int32)
+        self._pending: deque[ScriptedInFlight] = deque()
         self.plans: list[StepPlan] = []
         """Every step, in order."""
+        self.violations: list[str] = []
+        """What plans did that no plan may do. A scheduler may take it for a failed step, so tests look here."""
 
     def launch(self, plan: StepPlan) -> "ScriptedInFlight":
-        """Write the step's tokens and read each row's history back."""
+        """Start a step. What its computation raises is raised by its `result`."""
+        before = self.plans[-1] if self.plans else None
         self.plans.append(plan)
+        self._demand(_names_only_what_was_sampled(plan, before), f"step {plan.step} names tokens nobody sampled")
+        flight = ScriptedInFlight(self, plan)
+        self._pending.append(flight)
+        if not self._lazy:
+            self.compute(flight)
+        elif len(self._pending) > 2:
+            self.compute(self._pending[0])
+        return flight
+
+    def compute(self, flight: "ScriptedInFlight") -> None:
+        """Compute this step and all that were launched before it, in order."""
+        while flight in self._pending:
+            self._pending.popleft().compute()
+
+    def answers(self, plan: StepPlan) -> list[Answer]:
+        """Write the step's tokens, and ask the script about each row that samples."""
         for write in plan.writes:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = write.slots
-        offset = 0
-        for row in plan.rows:
-            stretch = slice(offset, offset + row.q_len)
-            self._write(row, plan.tokens[stretch], plan.slots[stretch])
-            offset += row.q_len
-        return ScriptedInFlight([self._script(self.history(row)) for row in plan.rows if row.samples])
+        for row, stretch in _stretches(plan):
+            tokens = plan.tokens[stretch]
+            tokens = np.where(tokens == SAMPLED_LAST, self._sampled_last[row.req_row], tokens)
+            self._write(row, tokens, plan.slots[stretch])
+        return [self._script(self.history(row)) for row in plan.rows if row.samples]
+
+    def remember(self, plan: StepPlan, tokens: tuple[tuple[int, ...], ...]) -> None:
+        """Keep what every row sampled, for steps that name `SAMPLED_LAST`; 0 for a row that failed."""
+        for row, sampled in zip((row for row in plan.rows if row.samples), tokens, strict=True):
+            self._sampled_last[row.req_row] = sampled[-1] if sampled else 0
 
     def _write(self, row: Row, tokens: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
         self._table[row.req_row, row.start : row.start + row.q_len] = slots
@@ -50,39 +90,88 @@ class ScriptedExecutor:
     def history(self, row: Row) -> list[int]:
         """The tokens that a row's last query sees. Raises `AssertionError` where a slot holds another position."""
         slots = self._table[row.req_row, : row.start + row.q_len]
-        assert (self._positions[slots] == np.arange(len(slots))).all(), f"row {row} reads slots of other positions"
+        in_place = (self._positions[slots] == np.arange(len(slots))).all()
+        self._demand(bool(in_place), f"row {row} reads slots of other positions")
         return [int(token) for token in self.pool[slots]]
+
+    def _demand(self, holds: bool, violation: str) -> None:
+        if not holds:
+            self.violations.append(violation)
+            raise AssertionError(violation)
 
     def stats(self) -> dict[str, int]:
         """Steps computed, and query rows as attention would see them."""
         rows = [row for plan in self.plans for row in plan.rows]
         return {"forwards": len(self.plans), "attention_query_rows": sum(row.q_len for row in rows)}
 
+    def close(self) -> None:
+        """Nothing is left to end."""
+
 
 class ScriptedInFlight:
-    """A scripted step; tokens are final at launch, logits are sampled like a real model's."""
+    """A scripted step; tokens are final when computed, logits are sampled like a real model's."""
 
-    def __init__(self, answers: list[Answer]) -> None:
-        self._answers = answers
+    def __init__(self, executor: ScriptedExecutor, plan: StepPlan) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._answers: list[Answer] | None = None
+        self._inputs: SampleInputs | None = None
         self._result = StepResult(tokens=())
+        self._failure: Exception | None = None
+
+    def compute(self) -> None:
+        """Ask the script, and sample if that was ordered already."""
+        try:
+            self._answers = self._executor.answers(self._plan)
+            self._sample()
+        except Exception as error:  # noqa: BLE001 - handed on by `result`, where the caller expects it
+            self._failure = error
 
     def sample(self, inputs: SampleInputs) -> None:
         """Sample the rows that were answered with logits."""
+        self._inputs = inputs
+        self._sample()
+
+    def _sample(self) -> None:
+        if self._answers is None or self._inputs is None:
+            return
         tokens: list[tuple[int, ...]] = []
         errors: dict[int, str] = {}
         for i, answer in enumerate(self._answers):
             if not isinstance(answer, np.ndarray):
                 tokens.append((answer,))
                 continue
-            one = _sample_one(answer, inputs, i)
+            one = _sample_one(answer, self._inputs, i)
             tokens += one.tokens
             if one.errors:
                 errors[i] = one.errors[0]
         self._result = StepResult(tuple(tokens), errors)
+        self._executor.remember(self._plan, self._result.tokens)
 
     def result(self) -> StepResult:
-        """The step's tokens."""
+        """The step's tokens. Raises what the script raised."""
+        self._executor.compute(self)
+        if self._failure is not None:
+            raise self._failure
         return self._result
+
+
+def _stretches(plan: StepPlan) -> Iterator[tuple[Row, slice]]:
+    """Every row with its place among the plan's tokens."""
+    offset = 0
+    for row in plan.rows:
+        yield row, slice(offset, offset + row.q_len)
+        offset += row.q_len
+
+
+def _names_only_what_was_sampled(plan: StepPlan, before: StepPlan | None) -> bool:
+    """Whether `SAMPLED_LAST` stands only where a row of one token goes on where the step before sampled."""
+    sampled = {(row.req_row, row.start + row.q_len) for row in (before.rows if before else ()) if row.samples}
+    return all(
+        row.q_len == 1 and (row.req_row, row.start) in sampled
+        for row, stretch in _stretches(plan)
+        if (plan.tokens[stretch] == SAMPLED_LAST).any()
+    )
 
 
 def _sample_one(logits: NDArray[np.float32], inputs: SampleInputs, i: int) -> StepResult:
@@ -97,4 +186,4 @@ def _sample_one(logits: NDArray[np.float32], inputs: SampleInputs, i: int) -> St
         uniform=inputs.uniform[i : i + 1],
         banned={0: inputs.banned[i]} if i in inputs.banned else {},
     )
-    return sample(torch.from_numpy(logits)[None], one, vocab_size=len(logits))
+    return sample(torch.from_numpy(logits)[None], one, vocab_size=len(logits)).result()

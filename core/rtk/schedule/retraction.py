@@ -1,0 +1,61 @@
+"""Who makes room when the running requests need more slots than there are, and when a more important one waits."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rtk.schedule.admission import reserve
+from rtk.schedule.request import Request
+from rtk.schedule.settings import Retraction
+
+OFTEN = 10
+"""Retractions within `WINDOW` steps that are called frequent."""
+WINDOW = 1000
+
+PolicyKey = Callable[[Request], tuple[Any, ...]]
+
+
+def retraction_order(
+    requests: Iterable[Request], how: Retraction, policy_key: PolicyKey | None = None, last: Request | None = None
+) -> list[Request]:
+    """The requests, first to be retracted first: by the policy's key if it has one, then by the host's order.
+
+    That is: the least important (where `how` is priority), the fewest generated tokens, the longest input, the latest
+    arrival. `last`, who was retracted last, comes after everybody of its class: those whom neither the policy nor
+    their importance sets apart. O(n log n).
+    """
+
+    def key(r: Request) -> tuple[Any, ...]:
+        importance = r.priority if how == "priority" else 0
+        return (*(policy_key(r) if policy_key else ()), importance, r is last, r.sampled, -r.prompt_len, -r.id)
+
+    return sorted(requests, key=key)
+
+
+def yields(request: Request, ratio: float) -> tuple[int, float]:
+    """Slots and reserve that retracting a running request gives back at least. O(nodes held)."""
+    lease = request.lease
+    shared = sum(node.size for node in lease.nodes() if node.locks > 1) if lease else 0
+    return request.capacity - shared, ratio * reserve(request)
+
+
+class RetractionWatch:
+    """Notices when retractions are frequent."""
+
+    def __init__(self) -> None:
+        self._steps: deque[int] = deque()
+        self._advised = -WINDOW
+
+    def happened(self, step: int) -> bool:
+        """One more in this step. True where it is time to say that they are frequent: at most once in a window."""
+        self._steps.append(step)
+        if not self.frequent(step) or step - self._advised < WINDOW:
+            return False
+        self._advised = step
+        return True
+
+    def frequent(self, step: int) -> bool:
+        """Whether there were many in the last `WINDOW` steps. O(1) amortised."""
+        while self._steps and self._steps[0] <= step - WINDOW:
+            self._steps.popleft()
+        return len(self._steps) >= OFTEN
