@@ -32,6 +32,7 @@ def test_it_is_a_sort_by_all_keys_and_then_by_position(n, seed, kinds, holds):
     left = [i for i in range(n) if held is None or not held[i]]
     assert list(ordering) == sorted(left, key=lambda i: (*(key[i] for key in keys), i))
     assert len(ordering) == len(left)
+    assert sorted([*left, *ordering.left_out.tolist()]) == list(range(n))
 
 
 @pytest.mark.parametrize("taken", [1, AT_ONCE[0], AT_ONCE[0] + 1, AT_ONCE[1] + 1])

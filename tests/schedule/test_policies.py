@@ -87,6 +87,7 @@ def test_lpm_falls_back_above_its_limit_and_says_so():
     assert never.fallbacks == []
 
 
+@pytest.mark.stepwise
 def test_fallbacks_are_counted():
     h = Harness(max_running=1, schedule=policy("lpm", fallback_above=1))
     for rid in ("a", "b", "c"):
@@ -122,8 +123,8 @@ def test_who_begins_like_an_earlier_one_goes_to_the_end_of_the_line(name, shared
     assert NUMBERS["in_batch_prefix"]["check_when_real_hit_at_most"] == 32
     assert NUMBERS["in_batch_prefix"]["defer_when_shared_with_an_earlier_waiting_request_at_least"] == 32
     h = Harness(max_running=1, pool_tokens=1024, schedule=policy(name), context_length=512)
-    h.add("stem", STEM[:hit] or [7], max_new_tokens=2)
-    h.step()
+    h.add("stem", STEM[:hit] or [7], max_new_tokens=1)
+    h.run()
     for rid, prompt in {"one": [*STEM[:shared], 1], "two": [*STEM[:shared], 2], "other": [3] * 70}.items():
         h.add(rid, [*prompt, *range(200, 260)], max_new_tokens=1)
     ranked = h.scheduler._queue.ranked(context_of(prefilled_total=200), [])
@@ -301,12 +302,13 @@ def test_a_long_prompt_leaves_room_to_shorter_ones_until_it_has_aged():
 # --- bounds on waiting ----------------------------------------------------------------------------------------------
 
 
-def tokens_before_a_cold_one(name, ticks=300, **options):
+def tokens_before_a_cold_one(name, ticks=220, **options):
     """What the engine prefills for others before a cold request, while hot ones keep arriving, one for each step."""
     schedule = policy(name, **options)
     h = Harness(max_running=2, pool_tokens=4096, context_length=1024, schedule=schedule)
     h.add("runs", range(100, 140), max_new_tokens=900, routing_key="hot")
     h.step()
+    h.step()  # its prompt is counted now, however steps overlap
     h.add("cold", [5] * 20, max_new_tokens=1)
     begin = h.stat("prefill_tokens")
     for tick in range(ticks):
@@ -453,6 +455,23 @@ def test_who_had_nothing_to_do_saves_nothing_up():
         shop.step()
         since = [shop.service[name] - late[name] for name in "ab"]
         assert abs(since[0] - since[1]) <= shop.bound()
+
+
+def test_the_scheduler_serves_tenants_alike():
+    h = Harness(max_running=4, pool_tokens=512, chunk_tokens=64, schedule="vtc")
+    sizes, added = {"a": (90, 6), "b": (20, 16)}, {}
+    while h.stat("prefill_tokens") + h.stat("decode_tokens") < 6000:
+        for tenant, (prompt, output) in sizes.items():
+            while sum(who == tenant and rid not in h.tokens for rid, who in added.items()) < 3:
+                rid, n = f"{tenant}{len(added)}", len(added)
+                h.add(rid, [1000 + n, *range(prompt - 1)], max_new_tokens=output, tenant=tenant)
+                added[rid] = tenant
+        h.step()
+    spent = dict.fromkeys(sizes, 0)
+    for rid, tokens in h.tokens.items():
+        spent[added[rid]] += sizes[added[rid]][0] + 2 * (len(tokens) - 1)
+    assert abs(spent["a"] - spent["b"]) < 0.1 * spent["a"]
+    assert not h.stat("plugin_faults")
 
 
 def test_one_ranking_takes_turns_by_what_each_request_will_cost():

@@ -246,6 +246,19 @@ def test_what_a_policy_says_of_falling_back_is_counted_once_a_ranking():
     assert (line.queue.fallbacks, line.queue.note) == (2, "")
 
 
+def test_who_is_held_is_named():
+    class Holds(Watches):
+        def hold(self, columns, ctx):
+            return columns.priority < 0
+
+    line = Line(policy=Holds())
+    a, b, c = (line.add(priority=priority) for priority in (-1, 0, -2))
+    assert (line.ranked(), line.queue.held) == ([b], [a, c])
+    line.queue.remove(a)
+    line.queue.remove(c)
+    assert (line.ranked(), line.queue.held) == ([b], [])
+
+
 def test_routing_keys_of_the_past_are_forgotten():
     line = Line()
     for i in range(50):
