@@ -1,7 +1,10 @@
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
+
+from rtk.plugin.testing.harness import Harness
 
 
 def pytest_collection_finish():
@@ -17,3 +20,24 @@ def zoo(tmp_path_factory):
     from tiny_models import Zoo  # brings torch, which most tests do without
 
     return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+# --- every scheduler test runs with its steps one after the other, and overlapped ----------------------------------
+
+LOOPS = {"serial": {}, "overlapped": {"overlap": True, "lazy": True}}
+
+
+def pytest_generate_tests(metafunc):
+    """`stepwise` tests look at single steps, and run with one loop only."""
+    names = vars(metafunc.module).values()
+    schedules = any(value is Harness or getattr(value, "__module__", None) == "real_server" for value in names)
+    if schedules and not metafunc.definition.get_closest_marker("stepwise"):
+        metafunc.parametrize("loop", LOOPS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def loop(request, monkeypatch):
+    """How the scheduler of a `Harness` steps where a test does not say."""
+    monkeypatch.setattr(
+        Harness, "__init__", partialmethod(Harness.__init__, **LOOPS[getattr(request, "param", "serial")])
+    )

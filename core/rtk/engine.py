@@ -79,6 +79,9 @@ class Engine:
         *,
         cache_salt: str | None = None,
         priority: int = 0,
+        routing_key: str | None = None,
+        deadline_ms: float | None = None,
+        tenant: str | None = None,
     ) -> Generation: ...
     @overload
     def generate(
@@ -88,6 +91,9 @@ class Engine:
         *,
         cache_salt: str | None = None,
         priority: int = 0,
+        routing_key: str | None = None,
+        deadline_ms: float | None = None,
+        tenant: str | None = None,
     ) -> list[Generation]: ...
 
     def generate(
@@ -97,18 +103,28 @@ class Engine:
         *,
         cache_salt: str | None = None,
         priority: int = 0,
+        routing_key: str | None = None,
+        deadline_ms: float | None = None,
+        tenant: str | None = None,
     ) -> Generation | list[Generation]:
         """Answer one prompt, or several together; waits for the end.
 
         A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
         by the fields of `SamplingParams`. Only prompts with the same `cache_salt` share what the cache has of them.
-        `priority` is for policies that read it; with others it has no effect. Raises `RequestError` where a
-        prompt is refused or fails; the others are aborted.
+        `priority`, `routing_key` and `tenant` are for policies that read them; with others they have no effect. What
+        has not ended `deadline_ms` after its arrival fails. Raises `RequestError` where a prompt is refused or fails;
+        the others are aborted.
         """
-        keeping = {"cache_salt": cache_salt, "priority": priority}
+        handling = {
+            "cache_salt": cache_salt,
+            "priority": priority,
+            "routing_key": routing_key,
+            "deadline_ms": deadline_ms,
+            "tenant": tenant,
+        }
         if _are_several(prompts):
-            return self._wait(self._collect, [_request(prompt, params, **keeping) for prompt in prompts])
-        return self._wait(self._collect, [_request(cast("Prompt", prompts), params, **keeping)])[0]
+            return self._wait(self._collect, [_request(prompt, params, **handling) for prompt in prompts])
+        return self._wait(self._collect, [_request(cast("Prompt", prompts), params, **handling)])[0]
 
     async def _collect(self, requests: list[GenerateRequest]) -> list[Generation]:
         if not requests:
@@ -128,6 +144,9 @@ class Engine:
         chat: bool | None = False,
         cache_salt: str | None = None,
         priority: int = 0,
+        routing_key: str | None = None,
+        deadline_ms: float | None = None,
+        tenant: str | None = None,
     ) -> Iterator[Delta]:
         """Answer one prompt, delta by delta; see `generate`. Closing the iterator aborts the request.
 
@@ -135,7 +154,16 @@ class Engine:
         """
         if isinstance(prompt, str) and (chat or (chat is None and self._manager.tokenizer.has_chat_template)):
             prompt = Chat([{"role": "user", "content": prompt}])
-        request = _request(prompt, params, rid=rid, cache_salt=cache_salt, priority=priority)
+        request = _request(
+            prompt,
+            params,
+            rid=rid,
+            cache_salt=cache_salt,
+            priority=priority,
+            routing_key=routing_key,
+            deadline_ms=deadline_ms,
+            tenant=tenant,
+        )
         stream = self._manager.generate(request)
         try:
             while (delta := self._wait(_next, stream)) is not None:

@@ -216,6 +216,7 @@ def test_a_priority_reaches_the_policy_from_the_request():
 # --- A11, A12: twice, and too early -------------------------------------------------------------------------------
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("steps", range(5))
 def test_a11_aborting_twice_in_the_tick_of_the_end(steps):
     h = Harness(pool_tokens=32)

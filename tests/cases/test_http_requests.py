@@ -1,14 +1,17 @@
-"""Cases B17, D07 to D10, D12, D17, D21 and J10: what is refused, how, and that nothing of it stays."""
+"""Cases B10, B17, D07 to D10, D12, D17, D21 and J10: what is refused, how, and that nothing of it stays."""
 
 import asyncio
 import json
 
+import msgspec
 import pytest
 from fake_scheduler import LENGTH, Gate, model, refusal, saying
 from http_harness import InProcess, error_of
 from tiny_tokenizer import BOS, byte_level, ids_of
 
 from rtk.schedule.messages import NewRequest
+from rtk.schedule.request import Request
+from rtk.serve.http.fields import FIELDS, Scope
 
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
@@ -209,20 +212,12 @@ def test_j10_edge_values(http, field, value, accepted):
 
 def test_b10_nothing_but_the_table_reaches_the_scheduler(http):
     plain = {"prompt": "x", "seed": 5, "max_tokens": 1}
-    inner = ["id", "tokens", "namespace", "params", "row", "lease", "cached_len", "computed_len", "capacity", "status"]
-    inner += [
-        "output",
-        "finish",
-        "arrival_s",
-        "stop_token",
-        "match_stop",
-        "max_new_tokens",
-        "min_new_tokens",
-        "sampling",
-    ]
+    ours = {field.name for field in FIELDS if field.scope & Scope.COMPLETIONS}
+    inner = {*Request.__dataclass_fields__, *NewRequest.__struct_fields__, "max_new_tokens", "stop_token"} - ours
+    assert {"tenant", "tokens", "namespace", "deadline_s", "lease", "pin", "status"} <= inner
     assert http.complete(**plain).json()["usage"] == http.complete(**plain, **dict.fromkeys(inner, 1)).json()["usage"]
     first, second = http.fake.of(NewRequest)
-    assert (first.params, first.namespace, first.tokens) == (second.params, second.namespace, second.tokens)
+    assert msgspec.structs.replace(second, rid=first.rid, name=first.name) == first
 
 
 def test_hostile_bodies_change_nothing_for_anybody_else(http):

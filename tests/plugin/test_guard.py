@@ -247,6 +247,7 @@ class Spoils(SchedulePolicy):
         return keys
 
 
+@pytest.mark.stepwise
 def test_what_a_policy_spoils_is_its_own():
     harness = Harness(schedule=Spoils(), max_running=1)
     for rid in ("a", "b"):
@@ -299,6 +300,7 @@ def test_a_nonsense_preference_prefills(answer):
     assert health.faults == {"schedule plugin 'odd'": 1}
 
 
+@pytest.mark.stepwise
 def test_new_requests_wait_while_the_policy_prefers_decoding_and_some_run():
     harness = Harness(schedule=PrefersDecode(lambda: True))
     harness.add("a", [1], max_new_tokens=3)
@@ -315,6 +317,7 @@ class HoldsAll(Holds):
         super().__init__(lambda columns: np.ones(len(columns), bool))
 
 
+@pytest.mark.stepwise
 def test_who_keeps_everybody_from_an_idle_engine_is_overruled_in_the_end():
     harness = Harness(schedule=HoldsAll())
     harness.add("a", [1], max_new_tokens=2)
@@ -330,6 +333,7 @@ def test_who_keeps_everybody_from_an_idle_engine_is_overruled_in_the_end():
     assert (harness.run(), harness.stat("plugin_faults")) == (10, 2)
 
 
+@pytest.mark.stepwise
 def test_while_some_run_everybody_may_be_held():
     harness = Harness(schedule=HoldsAll(), pool_tokens=64)
     harness.add("a", [1], max_new_tokens=20)

@@ -175,6 +175,7 @@ def test_a_reserved_slot_that_is_missing_ends_one_request(page, caplog):
     assert h.stat("free") + h.stat("evictable") == h.stat("pool")
 
 
+@pytest.mark.stepwise
 def test_a_double_release_ends_one_request_and_not_the_loop(caplog):
     h = filled()
     victim = next(r for r in h.scheduler._running.requests if r.rid == "run0")

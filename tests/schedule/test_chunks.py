@@ -82,32 +82,6 @@ def waiting(h, **lengths):
         h.scheduler.receive([new])
 
 
-def plan(h):
-    return h.scheduler._plan(h.scheduler._context())
-
-
-def test_the_rounds_of_four_requests_in_order_of_arrival():
-    """The worked example without its decode rows, which take 8 tokens of both accounts there."""
-    example = NUMBERS["four_requests"]
-    budget = example["budget_after_decode_rows"]
-    h = Harness(page_size=16, pool_tokens=1024, context_length=512, max_running=16)
-    h.scheduler._limits = limits = h.scheduler._limits.__class__(512, 1024, 16, 16, budget["input"], budget["chunk"])
-    waiting(h, **{name: request["uncached"] for name, request in example["requests"].items()})
-    first = plan(h)
-    assert {a.request.rid: a.extend_len for a in first.admitted} == example["fcfs"]["round_1"]
-    assert first.verdict == example["fcfs"]["B_verdict_round_1"]
-    h.step()
-    assert h.scheduler._running.chunked.rid == "A"
-    second = plan(h)
-    expected = example["fcfs"]["round_2"]
-    assert (second.continuation.request.rid, second.continuation.extend_len) == ("A", expected["A"])
-    assert (second.continuation.stop == 160, second.admitted) == (expected["final"], ())
-    assert [r.rid for r in h.scheduler._queue] == example["fcfs"]["waiting_after_round_2"]
-    assert limits.chunk_tokens - 80 == example["fcfs"]["left_after_round_2"]["chunk"]
-    h.run()
-    books_are_closed(h)
-
-
 def test_others_join_whole_beside_a_cut_one_and_one_is_cut_at_a_time():
     h = Watched(pool_tokens=512, chunk_tokens=32)
     waiting(h, a=12, b=70, c=10, d=30)
@@ -149,6 +123,7 @@ def test_a_policy_that_prefers_decoding_holds_the_chunked_request_up_only_beside
     assert h.steps[1:] == [[(1, 2, 1)], [(2, 3, 1)], [(3, 4, 1)], [(15, 31, 0)], [(31, 40, 1)]]
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_b08_abort_between_pieces_gives_everything_back(page, after):
@@ -197,6 +172,7 @@ def test_a07_twins_in_pieces_share_slots_and_answers(page):
     books_are_closed(h)
 
 
+@pytest.mark.stepwise
 def test_a_middle_piece_is_cached_at_once():
     h = Harness(chunk_tokens=32)
     h.add("a", range(100), max_new_tokens=1)
@@ -219,6 +195,7 @@ def test_a_request_that_generates_nothing_and_a_pin_in_pieces():
     assert h.stat("protected") == h.stat("pinned") == 40
 
 
+@pytest.mark.stepwise
 def test_a_step_that_fails_in_the_middle_of_a_prompt_ends_it_alone():
     h = Harness(chunk_tokens=32, max_running=1)
     h.add("a", range(100), max_new_tokens=2)

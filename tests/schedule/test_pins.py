@@ -36,6 +36,7 @@ def trace(h):
 # --- what a pin does ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("page", [1, 4])
 def test_a_pinned_prefix_is_computed_and_outlives_any_pressure(page):
     h = Harness(script=digest, pool_tokens=96, page_size=page, context_length=64)
@@ -104,6 +105,7 @@ def test_two_pins_that_share_a_prefix_count_it_once():
     assert books(h) == [72, 4, 24, 0, 24]
 
 
+@pytest.mark.stepwise
 def test_a_pin_ends_by_the_clock_and_its_prefix_stays_until_it_is_evicted():
     h = Harness(pool_tokens=64)
     h.now = 100.0
@@ -151,6 +153,7 @@ def test_flushing_keeps_what_is_pinned():
     assert ask(h, Flush(id=7)) == Flushed(id=7, tokens=20)
 
 
+@pytest.mark.stepwise
 def test_the_report_adds_up_while_requests_run():
     h = Harness(page_size=4, pin_budget=50)
     pin(h, 1, "p", range(10), namespace=Namespace(None, "salt"))
@@ -163,6 +166,7 @@ def test_the_report_adds_up_while_requests_run():
     assert [(one.name, one.namespace) for one in report.pins] == [("p", Namespace(None, "salt"))]
 
 
+@pytest.mark.stepwise
 def test_an_explanation_tells_how_long_ago_the_eviction_was():
     h = Harness(pool_tokens=16)
     h.add("a", range(10), max_new_tokens=1)
@@ -348,6 +352,7 @@ class Breaks:
         raise RuntimeError("the device is gone")
 
 
+@pytest.mark.stepwise
 def test_a_step_that_fails_refuses_the_pin_and_gives_everything_back(caplog):
     h = Harness(script=digest, page_size=4)
     pin(h, 1, "there", range(8))

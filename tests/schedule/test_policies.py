@@ -53,6 +53,7 @@ def test_shortest_prefill_first_counts_uncached_tokens():
     assert [rid for rid in h.finished if rid != "stem"] == ["hit", "short"]
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("age", [1, 4])
 def test_shortest_prefill_first_lets_a_long_one_start_after_age_times_its_length(age):
     h = Harness(max_running=1, pool_tokens=512, schedule=policy("shortest-prefill-first", age=age))

@@ -6,13 +6,14 @@ import pytest
 from rtk.cache.key import AdapterRef, Namespace
 from rtk.plugin import SchedulePolicy
 from rtk.plugin.testing.harness import Harness, count_up, digest
-from rtk.schedule.messages import Flush, Flushed, Refused
+from rtk.schedule.messages import Finish, Flush, Flushed, Refused
 
 
 def counting(n, start=0):
     return list(range(start, start + n))
 
 
+@pytest.mark.stepwise
 def test_one_request_from_arrival_to_end():
     h = Harness(pool_tokens=32)
     assert h.add("a", [11, 12, 13], max_new_tokens=5).accepted
@@ -64,6 +65,7 @@ def test_query_rows_are_uncached_tokens_plus_decode_rows():
     assert (h.stat("prefill_tokens"), h.stat("decode_tokens")) == (uncached, decode_rows)
 
 
+@pytest.mark.stepwise
 def test_twins_in_one_batch_share_slots_and_answers():
     h = Harness(script=digest, page_size=16, pool_tokens=256, context_length=256)
     for rid in ("a", "b"):
@@ -123,7 +125,7 @@ def test_ending_twice_says_so_once():
     h.step()
     [request] = h.scheduler._running.requests
     for _ in range(2):
-        h.scheduler._end(request, "abort")
+        h.scheduler._end(request, Finish(reason="abort"))
     h._note(h.scheduler.step())
     assert (h.finished["a"].reason, h.stat("finished_abort")) == ("abort", 1)
 
@@ -145,6 +147,7 @@ def test_stop_strings_are_matched_by_the_injected_checker():
     assert (h.finished["a"].reason, h.finished["a"].matched) == ("stop", "7|8")
 
 
+@pytest.mark.stepwise
 def test_prefill_only():
     h = Harness()
     h.add("a", counting(12), max_new_tokens=0)
@@ -244,6 +247,7 @@ def test_rows_limit_how_many_run():
     assert len(h.finished) == 5
 
 
+@pytest.mark.stepwise
 def test_prefill_budget_limits_a_step_but_not_its_first_request():
     h = Harness(max_prefill_tokens=20)
     for i, length in enumerate([30, 15, 5, 1]):
@@ -255,6 +259,7 @@ def test_prefill_budget_limits_a_step_but_not_its_first_request():
     h.run()
 
 
+@pytest.mark.stepwise
 def test_prefill_comes_before_decode():
     h = Harness()
     h.add("a", [1], max_new_tokens=5)
@@ -290,6 +295,7 @@ def test_hrrn_order_follows_its_formula():
     assert order == ["first", "hit", "short", "long"]
 
 
+@pytest.mark.stepwise
 def test_hrrn_counts_from_a_requests_own_arrival():
     h = Harness(schedule="hrrn", max_running=1, pool_tokens=1024)
     h.add("early", counting(50), max_new_tokens=2)
@@ -306,6 +312,7 @@ def test_hrrn_counts_from_a_requests_own_arrival():
 # --- aborts, errors, flushing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.stepwise
 def test_abort_while_waiting_and_while_running():
     h = Harness(max_running=1)
     h.add("a", counting(5), max_new_tokens=50)

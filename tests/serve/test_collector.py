@@ -58,6 +58,7 @@ def test_cycles_that_were_frozen_go_when_the_engine_is_idle(monkeypatch):
     assert gone() is None
 
 
+@pytest.mark.stepwise
 def test_the_thread_tells_it_how_many_nodes_there_are_after_each_step():
     told = []
     harness = Harness()

@@ -79,7 +79,7 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
         ({"cache__mem_fraction": 0.5}, "both size the pool"),
         (
             {"cache__page_size": 16, "schedule__chunked_prefill_size": 8},
-            r"schedule.chunked_prefill_size = 8: .* a page holds 16 tokens; raise it",
+            r"schedule.chunked_prefill_size = 8: .* which hold 16 tokens; make it at least 16",
         ),
         (
             {"cache__page_size": 16, "schedule__max_prefill_tokens": 8},

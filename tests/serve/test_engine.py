@@ -3,6 +3,7 @@
 import gc
 import threading
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from tiny_tokenizer import IM_END, byte_level, ids_of
 from rtk import Engine
 from rtk.config.load import config_from
 from rtk.errors import RequestError
+from rtk.plugin.host import installed
+from rtk.plugin.registry import Registry
 from rtk.plugin.testing.scripted import ScriptedExecutor
 from rtk.schedule.budget import Limits
+from rtk.schedule.messages import NewRequest
+from rtk.serve import runtime
 from rtk.serve.computing import Computing
 from rtk.serve.protocol import Chat
 from rtk.serve.runtime import Runtime
@@ -270,6 +275,38 @@ def test_a_priority_is_taken_whatever_the_policy_reads(engine, monkeypatch, read
             one.generate("y", priority=wrong)
         with pytest.raises(RequestError, match="priority = "):
             list(one.stream("y", priority=wrong))
+
+
+def test_what_policies_and_deadlines_need_reaches_the_scheduler(engine, monkeypatch):
+    one, sent = engine(), []
+    send = one._manager._send
+    monkeypatch.setattr(one._manager, "_send", lambda message: (sent.append(message), send(message)))
+    handling = {"routing_key": np.str_("k"), "deadline_ms": np.float64(60_000), "tenant": "t"}
+    one.generate("y", **handling)
+    one.generate(["y"], **handling)
+    list(one.stream("y", **handling))
+    one.generate("y")
+    given = [(new.routing_key, new.deadline_s, new.tenant) for new in sent if isinstance(new, NewRequest)]
+    assert given == [("k", 60.0, "t")] * 3 + [("", None, "")]
+    for wrong in ({"routing_key": ""}, {"tenant": 5}, {"deadline_ms": 0}, {"deadline_ms": float("nan")}):
+        with pytest.raises(RequestError, match=rf"{next(iter(wrong))}( = .*)?: must be a "):
+            one.generate("y", **wrong)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_whether_a_routing_key_changes_anything(engine, monkeypatch, reads):
+    fcfs = installed().get("schedule", "fcfs")
+    plugin = replace(fcfs.plugin, requires=frozenset({"routing_key"} if reads else ()))
+    others = [entry for entry in installed().all() if entry is not fcfs]
+    monkeypatch.setattr(runtime, "installed", lambda: Registry([*others, replace(fcfs, plugin=plugin)]))
+    assert engine()._manager.facts.reads_routing_key is reads
+
+
+def test_the_queue_is_bounded_by_configuration(engine):
+    scheduler = engine(**{"schedule.max_queue": 3, "schedule.max_wait_s": 0.5})._runtime._thread._scheduler
+    assert (scheduler._settings.max_queue, scheduler._time._max_wait_s) == (3, 0.5)
+    scheduler = engine()._runtime._thread._scheduler
+    assert (scheduler._settings.max_queue, scheduler._time._max_wait_s) == (None, None)
 
 
 def test_an_explanation(engine):

@@ -93,6 +93,57 @@ def test_what_is_no_priority(path, body, priority, reads):
         assert not http.fake.received
 
 
+# --- routing keys, deadlines, and whose request it is -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("path", "body"), GENERATING)
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("key", ["k", "é " * 100, None], ids=["short", "long", "none"])
+def test_a_routing_key_is_named_where_no_policy_reads_it(path, body, reads, key, strict):
+    settings = {"strict_fields": strict}
+    with InProcess(saying(A), tokenizer=TOKENIZER, reads_routing_key=reads, settings=settings) as http:
+        answer = http.post(path, {**body, "routing_key": key})
+        assert answer.status_code == 200
+        assert answer.headers.get(IGNORED) == ("routing_key" if key and not reads else None)
+        assert last(http, NewRequest).routing_key == (key or "")
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING)
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\n", 5, True, ["k"], {}], ids=lambda key: ascii(key)[:9])
+def test_what_is_no_routing_key(http, path, body, key):
+    error = error_of(http.post(path, {**body, "routing_key": key}))
+    assert error["param"] == "routing_key"
+    assert error["message"] == "routing_key: must be a string of 1 to 200 printable characters"
+    assert not http.fake.received
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING)
+@pytest.mark.parametrize("ms", [0.5, 50, 2**31 - 1, None])
+def test_a_deadline_reaches_the_scheduler_in_seconds(http, path, body, ms):
+    answer = http.post(path, {**body, "deadline_ms": ms})
+    assert answer.status_code == 200
+    assert IGNORED not in answer.headers
+    assert last(http, NewRequest).deadline_s == (ms and ms / 1000)
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING)
+@pytest.mark.parametrize("ms", [0, -1, 2**31, 10**400, "50", True, [5], {}], ids=lambda ms: ascii(ms)[:9])
+def test_what_is_no_deadline(http, path, body, ms):
+    error = error_of(http.post(path, {**body, "deadline_ms": ms}))
+    assert error["param"] == "deadline_ms"
+    assert error["message"].startswith("deadline_ms = ")
+    assert error["message"].endswith(": must be a number of milliseconds above 0, up to 2147483647, or null")
+    assert not http.fake.received
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING)
+def test_no_client_says_whose_request_it_is(http, path, body):
+    answer = http.post(path, {**body, "tenant": "somebody"})
+    assert answer.headers[IGNORED] == "tenant"
+    assert last(http, NewRequest).tenant == ""
+
+
 # --- the report -------------------------------------------------------------------------------------------------
 
 REPORT = {

@@ -126,7 +126,7 @@ ASKS = {
     "functions": [{}], "function_call": {"name": "f"}, "response_format": {"type": "json_object"}, "guided_json": {},
     "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x", "structured_outputs": {}, "json_schema": "{}",
     "regex": "a", "ebnf": "x", "structural_tag": {}, "lora": "a", "lora_path": "a", "adapter": "a",
-    "routing_key": "a", "extra_key": "a", "deadline_ms": 5, "input_embeds": [[0.5]],
+    "extra_key": "a", "session_params": {}, "input_embeds": [[0.5]],
     "use_beam_search": True, "modalities": ["text", "audio"], "audio": {}, "logprob_start_len": 0,
     "skip_special_tokens": False, "chat_template": "x", "reasoning_effort": "low", "add_generation_prompt": False,
 }  # fmt: skip

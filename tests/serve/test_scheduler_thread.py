@@ -3,6 +3,7 @@
 import queue
 
 import numpy as np
+import pytest
 
 from rtk.cache.key import pack
 from rtk.plugin import SchedulePolicy
@@ -35,8 +36,8 @@ class Inbox(queue.SimpleQueue):
         return super().get(block=False)
 
 
-def new(rid, max_new_tokens=2):
-    return NewRequest(rid=rid, tokens=pack([1]), params=SamplingParams(max_new_tokens=max_new_tokens))
+def new(rid, max_new_tokens=2, **more):
+    return NewRequest(rid=rid, tokens=pack([1]), params=SamplingParams(max_new_tokens=max_new_tokens), **more)
 
 
 def driven(policy):
@@ -47,6 +48,7 @@ def driven(policy):
     return thread, thread._inbox, said
 
 
+@pytest.mark.stepwise
 def test_while_a_policy_holds_everybody_the_pauses_double_to_50_ms():
     policy = Holds()
     thread, inbox, said = driven(policy)
@@ -60,6 +62,22 @@ def test_while_a_policy_holds_everybody_the_pauses_double_to_50_ms():
         assert thread._turn()
     assert [message.tokens for message in said[1:]] == [(2,), (3,)]
     assert inbox.waits[10:] == [0.05, None]  # nothing is awaited between the tokens, and anything after the last
+
+
+def test_a_pause_ends_when_somebodys_time_is_over():
+    policy = Holds()
+    thread, inbox, said = driven(policy)
+    thread.send(new("a", deadline_s=0.005))
+    for _ in range(6):
+        assert thread._turn()
+    assert [wait and round(wait * 1000) for wait in inbox.waits] == [None, 1, 2, 4, 5, 5]
+    thread._scheduler._clock = lambda: 0.0045
+    assert thread._turn()
+    thread._scheduler._clock = lambda: 0.005
+    assert thread._turn()
+    assert inbox.waits[7] == 0.001
+    assert [message.finish.code for message in said[1:]] == ["deadline_exceeded"]
+    assert thread._pause == 0.0
 
 
 def test_a_message_ends_the_pause():

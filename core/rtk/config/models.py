@@ -22,6 +22,8 @@ MIB = 1024 * 1024
 MAX_TOKENS = 2**31 - 1
 """Tables of tokens, slots and requests hold int32."""
 MAX_THREADS = 4096
+MAX_CONSERVATIVENESS = 100.0
+"""From 1 / 0.7 on, running answers are reserved in full."""
 
 
 def plugin_name(name: str) -> str:
@@ -183,6 +185,37 @@ class ScheduleConfig(PluginSection):
         ge=-1,
         le=MAX_TOKENS,
         description="longest piece of a prompt that one step computes; null: chosen by device; -1: prompts are not cut",
+    )
+    overlap: bool | None = Field(
+        default=None, description="launch a step before the results of the one before are in; null: chosen by device"
+    )
+    truncation_align_size: int | None = Field(
+        default=None, ge=1, le=MAX_TOKENS, description="prompts are cut at multiples of this too; null: of pages only"
+    )
+    mixed_chunk: bool = Field(
+        default=False, description="let running requests decode in the steps that compute prompts"
+    )
+    conservativeness: float = Field(
+        default=1.0,
+        gt=0,
+        le=MAX_CONSERVATIVENESS,
+        description="how much of running answers is reserved; lower runs more requests and retracts more",
+    )
+    retraction: Literal["length", "priority"] = Field(
+        default="length",
+        description="who makes room first: who has generated least, or who is least important",
+    )
+    max_queue: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOKENS,
+        description="requests that may wait; one more is refused (503); null: any number",
+    )
+    max_wait_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_TOKENS,
+        description="seconds that a request may wait for its start, else it ends with 503; null: any time",
     )
 
     @field_validator("chunked_prefill_size")

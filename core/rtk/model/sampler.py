@@ -27,7 +27,7 @@ class Sampling:
         self._copied: torch.cuda.Event | None = None
         if ids.is_cuda:  # begun here: begun in `result`, the copy would wait for steps that were launched since
             self._ids, self._best = (t.to("cpu", non_blocking=True) for t in (ids, best))
-            self._copied = torch.cuda.Event(blocking=True)
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(ids.device))
         else:
             self._ids = ids
@@ -39,7 +39,7 @@ class Sampling:
         best = self._best.cpu().numpy()  # NaN where a row has one
         failed = np.isnan(best) | (best == -np.inf)
         return StepResult(
-            tokens=tuple(() if bad else (id,) for id, bad in zip(self._ids.tolist(), failed.tolist(), strict=True)),
+            tokens=tuple(() if bad else (i,) for i, bad in zip(self._ids.tolist(), failed.tolist(), strict=True)),
             errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NON_FINITE),
         )
 

@@ -146,6 +146,11 @@ def reserve(request: Request) -> int:
     return min(max(request.left, 0), CLIP_NEW_TOKENS)
 
 
+def next_slots(decoding: Iterable[Request], page_size: int) -> int:
+    """Slots that these take for their next tokens: a page each where theirs are full. O(requests)."""
+    return sum(r.launched_len == r.capacity for r in decoding) * page_size
+
+
 def balance(pools: Pools, running: Iterable[Request], ratio: float) -> float:
     """R. Those of which part is not launched yet have no reserve. O(running)."""
     reserved = sum(reserve(r) for r in running if r.launched_len >= r.fill_len)
@@ -216,23 +221,23 @@ def plan_admission(
     ratio: float,
     chunked: Request | None = None,
     chunk_reserve: int = 0,
-    decode_rows: int = 0,
+    decoding: Sequence[Request] = (),
 ) -> AdmissionPlan:
     """Go on with the chunked request, then take candidates in the given order until one does not fit.
 
     `ratio`: the new-token ratio. `chunk_reserve`: tokens that the chunked request leaves to others, as long as it gets
-    a page itself. `decode_rows`: running requests that decode in the same step; they leave at least a page to prompts.
+    a piece up to the next border. `decoding`: running requests that decode in the same step; they leave as much.
     Pure. O(prompt tokens looked at + running).
     """
-    page, chunk = limits.page_size, limits.chunk_tokens
+    page, chunk, border = limits.page_size, limits.chunk_tokens, lcm(limits.page_size, limits.align_tokens)
     accounts = _Accounts(
-        current=pools.allocator.free + pools.cache.evictable,
+        current=pools.allocator.free + pools.cache.evictable - next_slots(decoding, page),
         total=balance(pools, running, ratio),
-        input_tokens=max(page, limits.max_prefill_tokens - decode_rows),
-        chunk_tokens=None if chunk is None else max(page, chunk - decode_rows),
+        input_tokens=max(border, limits.max_prefill_tokens - len(decoding)),
+        chunk_tokens=None if chunk is None else max(border, chunk - len(decoding)),
         rows=pools.table.free_rows,
         page=page,
-        border=lcm(page, limits.align_tokens),
+        border=border,
         alone=not running,
     )
     continuation = _continue(chunked, accounts, chunk_reserve) if chunked else None
@@ -254,11 +259,11 @@ def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Cont
     start, page, before = request.launched_len, accounts.page, accounts.balances()
     left = request.fill_len - start
     step = accounts.input_tokens if before.chunk_tokens is None else min(accounts.input_tokens, before.chunk_tokens)
-    piece, reason = accounts.piece(start, left, min(max(step - chunk_reserve, page), step, accounts.current))
+    piece, reason = accounts.piece(start, left, min(max(step - chunk_reserve, accounts.border), step, accounts.current))
     answer = reserve(request) if piece == left else 0
     if piece:
         accounts.spend(piece, answer, cut=piece < left)
-    elif accounts.current < page:
+    elif accounts.current < accounts.border:
         reason = "kv"
     accounts.cut |= not piece
     _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason)

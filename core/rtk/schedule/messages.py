@@ -30,6 +30,8 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Whose request it is, for policies that share the engine among tenants. Never a client's to choose."""
     routing_key: str = ""
     """Requests with the same key like to run together, for policies that read it; empty: no key."""
+    deadline_s: float | None = None
+    """Seconds from its arrival at the scheduler; one that has not ended by then ends with an error."""
     name: str = ""
     """The id that the client knows the request by, for whoever asks about it later."""
 
@@ -111,7 +113,11 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     matched: str | int | None = None
     """The stop string or stop token that ended it."""
     problem: str = ""
-    """What went wrong, for `error`."""
+    """What went wrong, for `error`; the next two are of `error` too."""
+    code: str = "generation_failed"
+    """Stable for clients."""
+    status: int = 500
+    """HTTP's."""
 
 
 class Output(msgspec.Struct, frozen=True, tag=True, kw_only=True):

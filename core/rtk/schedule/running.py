@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rtk.cache.lease import Lease
 from rtk.cache.pools import Pools
 from rtk.cache.slots import Slots
-from rtk.schedule.admission import detach, give_back
+from rtk.schedule.admission import detach, give_back, next_slots
 from rtk.schedule.batch import TableWrite
 from rtk.schedule.flight import Flight
 from rtk.schedule.request import Request
@@ -37,15 +37,13 @@ class Running:
 
     def has_room(self, rows: Iterable[Request]) -> bool:
         """Whether each of these can have a slot for its next token, after evictions. O(rows)."""
-        pages = sum(r.launched_len == r.capacity for r in rows)
-        return pages * self._page <= self._pools.allocator.free + self._pools.cache.evictable
+        return next_slots(rows, self._page) <= self._pools.allocator.free + self._pools.cache.evictable
 
     def grow(self, rows: list[Request]) -> list[Request]:
         """Give each of these a slot for its next token; answers those for whom it failed, which is a bug."""
         pools, failed = self._pools, []
-        full = [r for r in rows if r.launched_len == r.capacity]
-        pools.cache.evict(len(full) * self._page - pools.allocator.free)
-        for request in full:
+        pools.cache.evict(next_slots(rows, self._page) - pools.allocator.free)
+        for request in [r for r in rows if r.launched_len == r.capacity]:
             try:
                 pools.table.write(request.row, request.capacity, pools.allocator.alloc(1))
                 request.capacity += self._page

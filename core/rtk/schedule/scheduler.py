@@ -25,7 +25,6 @@ from rtk.schedule.messages import (
     Abort,
     ExplainRequest,
     Finish,
-    FinishReason,
     Flush,
     Inbound,
     NewRequest,
@@ -45,6 +44,7 @@ from rtk.schedule.request import Request, Status
 from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
+from rtk.schedule.time_limits import TimeLimits
 from rtk.schedule.timeline import Cause, RetractedFor
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,9 @@ MatchStop = Callable[[SamplingParams, bytes], Callable[[int], str | None]]
 COUNTERS = (
     "requests_accepted",
     "requests_refused",
+    "queue_full",
+    "queue_timeouts",
+    "deadlines_exceeded",
     "finished_stop",
     "finished_length",
     "finished_abort",
@@ -107,6 +110,7 @@ class Scheduler:
         self._rng = rng
         self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
+        self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._running = Running(pools)
         self._ledger = Ledger()
         self._ratio = NewTokenRatio(settings.conservativeness)
@@ -115,6 +119,7 @@ class Scheduler:
         self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full
         self._outbox: list[Outbound] = []
         self._arrivals = 0
+        self._left_waiting = 0  # by the last step
         self._steps = 0
         self.counters: Counter[str] = Counter()
         self.stalled = False
@@ -133,13 +138,18 @@ class Scheduler:
         return self._pools.cache.created_nodes
 
     @property
+    def rest_s(self) -> float:
+        """Seconds until a time limit is due; infinite where none is."""
+        return self._time.next_s - self._clock()
+
+    @property
     def accepted(self) -> int:
         """Requests that run or wait, those that compute pins among them."""
         return len(self._requests)
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
-        self._desk.expire()
+        self._expire()
         for message in messages:
             match message:
                 case NewRequest():
@@ -172,11 +182,29 @@ class Scheduler:
     def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
         request = self._request(new, pin)
-        if pin is not None:
+        if pin is None:
+            self._check_queue()
+            self._time.watch(request, new.deadline_s)
+        else:  # an administrator's, who waits as long as it takes
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
         self._queue.add(request)
         self._ledger.arrived(request, new.name, request.arrival_s)
+
+    def _check_queue(self) -> None:
+        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
+        if self._settings.max_queue is None:
+            return
+        waiting = len(self._queue)
+        self._left_waiting = min(self._left_waiting, waiting)
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        if waiting - room >= self._settings.max_queue:
+            self.counters["queue_full"] += 1
+            raise RequestError(
+                f"the queue is full: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
+                code="queue_full",
+                status=503,
+            )
 
     def _request(self, new: NewRequest, pin: Pin | None) -> Request:
         if new.rid in self._requests:
@@ -209,13 +237,21 @@ class Scheduler:
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            self._end(request, "abort")
+            self._end(request, Finish(reason="abort"))
+
+    def _expire(self) -> None:
+        """End what has had its time: pins, and requests. O(1) where nothing is due."""
+        self._desk.expire()
+        for request, finish in self._time.exceeded(self._clock()):
+            self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
+            self._end(request, finish)
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
         self._settle()
         for request in list(self._requests.values()):
-            self._end(request, "error", problem=why)
+            self._fail(request, why)
+        self._executor.close()
         return self._drain()
 
     def _drain(self) -> list[Outbound]:
@@ -229,10 +265,11 @@ class Scheduler:
 
         Returns what became known.
         """
-        self._desk.expire()
+        self._expire()
         batch = self._next_batch()
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
-        self.stalled = not batch and before is None and len(self._queue) > 0
+        self._left_waiting = len(self._queue)
+        self.stalled = not batch and before is None and self._left_waiting > 0
         if before:
             self._take_in(before)
         if not self._settings.overlap:
@@ -295,30 +332,29 @@ class Scheduler:
         if self._full_at is not None and balance(self._pools, running.requests, self._ratio.value) > self._full_at:
             self._full_at = None
         full: Cause | None = "kv" if self._full_at is not None else None if self._pools.table.free_rows else "rows"
-        if running.chunked or not full or queue.preempting:
+        if running.chunked or not full or queue.may_preempt:
             return True
         self._planned((), gate=full)
         return False
 
-    def _planned(self, attempts: tuple[Attempt, ...], gate: Cause | None = None, held: Iterable[Request] = ()) -> None:
+    def _planned(self, attempts: tuple[Attempt, ...], gate: Cause | None = None) -> None:
         step, rho = self._steps + 1, self._ratio.value
-        self._ledger.planned(step, attempts, rho, self._clock(), gate=gate, held=held)
+        self._ledger.planned(step, attempts, rho, self._clock(), gate=gate, note=self._queue.note)
 
     def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
         running, queue = self._running, self._queue
-        order = queue.ranked(ctx, self.counters["prefill_tokens"])
         plan = plan_admission(
-            order,
+            queue.ranked(ctx, running.requests),
             running.requests,
             self._pools,
             self._limits,
             ratio=self._ratio.value,
             chunked=running.chunked,
-            chunk_reserve=queue.chunk_reserve(ctx) if running.chunked else 0,
-            decode_rows=len(running.decoding()) if self._settings.mixed_chunk else 0,
+            chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
+            decoding=running.decoding() if self._settings.mixed_chunk else (),
         )
-        held = [] if len(order) == len(queue) else set(queue).difference(order)
-        self._planned(plan.attempts, held=held)
+        held = plan.refused is None and len(queue) > len(plan.admitted)  # the others were not in the order
+        self._planned(plan.attempts, gate="hold" if held else None)
         return plan
 
     def _commit(self, plan: AdmissionPlan) -> list[Request]:
@@ -329,7 +365,7 @@ class Scheduler:
         except CommitError as error:
             log.exception("admission failed; the request is given up and the others stay queued")
             self.counters["commit_failures"] += 1
-            self._end(error.request, "error", problem="the engine could not admit the request")
+            self._fail(error.request, "the engine could not admit the request")
             return []
         self._full_at = plan.total if plan.verdict == "NO_TOKEN" else None
         for admission in plan.admitted:
@@ -362,11 +398,16 @@ class Scheduler:
     def _grown(self, rows: list[Request]) -> list[Request]:
         for request in self._running.grow(rows):
             self.counters["invariant_violations"] += 1
-            self._end(request, "error", problem="the engine failed on this request")
+            self._fail(request, "the engine failed on this request")
         return [r for r in rows if r.status is Status.RUNNING]
 
     def _context(self) -> ScheduleContext:
-        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=len(self._running.decoding()))
+        return ScheduleContext(
+            now=self._clock(),
+            rng=self._policy_rng,
+            running=len(self._running.decoding()),
+            prefilled_total=self.counters["prefill_tokens"],
+        )
 
     # --- making room --------------------------------------------------------------------------------------------
 
@@ -388,7 +429,7 @@ class Scheduler:
     def _preempted(self, plan: AdmissionPlan) -> list[Request]:
         """Those who make way for the candidate that was refused: nobody unless the policy says so and it suffices."""
         candidate, lack = plan.refused, plan.lack
-        if candidate is None or lack is None or not self._queue.preempting:
+        if candidate is None or lack is None or not self._queue.may_preempt:
             return []
         lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
         victims: list[Request] = []
@@ -401,7 +442,8 @@ class Scheduler:
         return []
 
     def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
-        return retraction_order(requests, self._settings.retraction, self._queue.retract_key, self._retracted_last)
+        policy_key = self._queue.retract_key if self._queue.has_retract_key else None
+        return retraction_order(requests, self._settings.retraction, policy_key, self._retracted_last)
 
     def _retract(self, victims: Iterable[Request], why: RetractedFor, for_rids: list[str]) -> None:
         """Back to the front of the queue. What they computed stays cached; nothing of them is in flight."""
@@ -432,16 +474,20 @@ class Scheduler:
         self._ledger.retired(flight.plan.step, self._clock())
         self.counters["steps"] += 1
         self.counters["steps_failed"] += result is None
-        sampled = 0
+        sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
+            if result is not None and request.status is Status.RUNNING:
+                prefill = row.q_len if row.start < request.fill_len else 0
+                done.append((request, prefill, row.q_len - prefill))
             try:
                 self._land(request, row, result, sampled)
             except Exception:
                 log.exception("request %s ends on a bug", request.rid)
-                self._end(request, "error", problem="the engine failed on this request")
+                self._fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         self._running.free(flight.garbage)
+        self._queue.progressed(done)
 
     def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
         """One row of a step that was computed, or failed."""
@@ -450,12 +496,13 @@ class Scheduler:
             self.counters["prefill_tokens" if prefill else "decode_tokens"] += row.q_len
         if request.status is Status.FINISHED:  # while it was in flight
             self.counters["wasted_rows"] += 1
-            self._running.landed(request, row.start + row.q_len if result is not None else 0)
+            failed = result is None or (request.finish is not None and request.finish.reason == "error")
+            self._running.landed(request, 0 if failed else row.start + row.q_len)
         elif result is None:
-            self._end(request, "error", problem="the engine failed to compute this step")
+            self._fail(request, "the engine failed to compute this step")
         elif row.samples and sampled in result.errors:
             self.counters["sampling_errors"] += 1
-            self._end(request, "error", problem=result.errors[sampled])
+            self._fail(request, result.errors[sampled])
         else:
             request.computed_len += row.q_len
             if prefill:
@@ -466,14 +513,14 @@ class Scheduler:
         """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
         if not tokens:
             if request.computed_len >= request.fill_len:
-                self._end(request, "length")
+                self._end(request, Finish(reason="length"))
             else:
                 self.counters["middle_chunks"] += 1
         for token in tokens:
             request.append(token)
             self.counters["generated_tokens"] += 1
             if (finish := self._finish(request, token)) is not None:
-                self._end(request, finish.reason, tokens=(token,), matched=finish.matched)
+                self._end(request, finish, tokens=(token,))
                 return
             self._outbox.append(Output(rid=request.rid, tokens=(token,), cached_tokens=request.cached_len))
 
@@ -489,15 +536,10 @@ class Scheduler:
             return Finish(reason="length")
         return None
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        tokens: tuple[int, ...] = (),
-        matched: str | int | None = None,
-        problem: str = "",
-    ) -> None:
+    def _fail(self, request: Request, problem: str) -> None:
+        self._end(request, Finish(reason="error", problem=problem))
+
+    def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
 
         O(running), plus what caching its tokens costs.
@@ -506,20 +548,20 @@ class Scheduler:
             return
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
+        request.finish = finish
         del self._requests[request.rid]
         self._retracted_last = None if request is self._retracted_last else self._retracted_last
         lease = None
         if waiting:
             self._queue.remove(request)
         else:
-            lease = self._running.leave(request, keep_lease=request.pin is not None and reason == "length")
-        self._ledger.ended(request, reason, self._clock())
+            lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
+        self._ledger.ended(request, finish, self._clock())
         if request.pin is not None:
-            self._outbox.append(self._desk.settle(request.pin, lease, problem))
+            self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
-        finish = Finish(reason=reason, matched=matched, problem=problem)
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
-        self.counters[f"finished_{reason}"] += 1
+        self.counters[f"finished_{finish.reason}"] += 1
 
     # --- books --------------------------------------------------------------------------------------------------
 
@@ -547,6 +589,7 @@ class Scheduler:
             "new_token_ratio": self._ratio.value,
             "retractions_are_frequent": int(self._watch.frequent(self._steps)),
             "evicted_tokens": pools.cache.evicted,
+            "schedule_fallbacks": self._queue.fallbacks,
             "plugin_faults": sum(self._health.faults.values()),
         }
         violations = self.counters["invariant_violations"] + running.wrong_books

@@ -18,3 +18,7 @@ class Settings:
     retraction: Retraction = "length"
     overlap: bool = False
     """Whether a step is launched before the results of the one before are taken in."""
+    max_queue: int | None = None
+    """Requests that may wait; None: any number."""
+    max_wait_s: float | None = None
+    """Longest wait for a start, in seconds; None: any."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 CHUNK_ON_CPU, CHUNK = 2048, 8192
 """Longest piece of a prompt where none is set, in tokens."""
+OVERLAP = frozenset[str]()
+"""Devices on which steps overlap where nothing is set: those where `bench/overlap.py` shows that it pays.
+
+None yet. On a CPU the host's work is 0.2 to 0.7 ms of a step of 28 to 100, and what a thread saves of that it loses to
+the interpreter's lock; CUDA was not measured.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class Computing:
     """The model authors' defaults for requests that say nothing."""
     summary: str
     """One line: model, sizes, and how the pool's size came about."""
+    overlap: bool = False
+    """Whether a step is to be launched before the results of the one before are taken in."""
 
 
 def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> Computing:
@@ -44,6 +53,7 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     from rtk.model.loader import load_model
     from rtk.model.probe import check_backend, probe
     from rtk.model.runner import ModelRunner
+    from rtk.model.thread_executor import ThreadExecutor
 
     device, trust = _device(config), config.model.trust_remote_code
     loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
@@ -58,13 +68,17 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
     runner = ModelRunner(loaded, backend, pool, rows=rows, context_length=context)
+    overlap = _overlap(config, loaded.device.type)
+    executor = InlineExecutor(runner, known)
     return Computing(
-        executor=InlineExecutor(runner, known),
+        # Devices other than CPUs compute by themselves: there it is the host alone that a thread would have to share.
+        executor=ThreadExecutor(executor) if overlap and loaded.device.type == "cpu" else executor,
         limits=limits,
         vocab_size=known,
         end_tokens=frozenset(loaded.facts.end_tokens),
         generation_config=loaded.facts.generation_config,
         summary=_summary(folder, loaded, entry.plugin.name, limits, reason),
+        overlap=overlap,
     )
 
 
@@ -93,22 +107,31 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
         chunk_tokens=_chunk_tokens(config, loaded.device.type),
+        align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
 
 
+def _overlap(config: Config, device: str) -> bool:
+    wanted = config.schedule.overlap
+    return device in OVERLAP if wanted is None else wanted
+
+
 def _chunk_tokens(config: Config, device: str) -> int | None:
-    """Longest piece of a prompt; None where prompts are not cut. A piece and a step hold at least a page."""
-    page, step, piece = config.cache.page_size, config.schedule.max_prefill_tokens, config.schedule.chunked_prefill_size
+    """Longest piece of a prompt; None where prompts are not cut. Pieces reach from border to border."""
+    schedule, page = config.schedule, config.cache.page_size
+    piece, align = schedule.chunked_prefill_size, schedule.truncation_align_size or 1
     if piece == -1:
         return None
-    for name, tokens in (("chunked_prefill_size", piece), ("max_prefill_tokens", step)):
-        if tokens is not None and tokens < page:
+    border = lcm(page, align)
+    for name, tokens in (("chunked_prefill_size", piece), ("max_prefill_tokens", schedule.max_prefill_tokens)):
+        if tokens is not None and tokens < border:
+            aligned = f" and multiples of schedule.truncation_align_size = {align}" if align > 1 else ""
             raise ConfigError(
-                f"schedule.{name} = {tokens}: prompts are cut at page borders, and a page holds {page} tokens; "
-                "raise it, lower cache.page_size, or set schedule.chunked_prefill_size = -1"
+                f"schedule.{name} = {tokens}: prompts are cut at borders of pages, which hold {page} tokens{aligned}; "
+                f"make it at least {border}, or set schedule.chunked_prefill_size = -1"
             )
-    return piece or max(page, CHUNK_ON_CPU if device == "cpu" else CHUNK)
+    return piece or max(border, CHUNK_ON_CPU if device == "cpu" else CHUNK)
 
 
 def _device(config: Config) -> str:

@@ -27,6 +27,8 @@ class ModelFacts:
     """By field of `SamplingParams`: what a request gets that gives none, see `sampling_defaults`."""
     reads_priority: bool = False
     """Whether the priority of requests changes anything: whether a configured policy reads it."""
+    reads_routing_key: bool = False
+    """The same of their routing keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,12 @@ class GenerateRequest:
     """Cached K/V is shared among requests with the same salt only."""
     priority: int = 0
     """How important the request is, for policies that read it (see `ModelFacts`); higher is more."""
+    routing_key: str | None = None
+    """Requests with the same key like to run together, for policies that read it."""
+    deadline_ms: float | None = None
+    """Milliseconds after which the request ends with an error, wherever it is."""
+    tenant: str | None = None
+    """Whose request it is, for policies that share the engine among tenants. No field of HTTP."""
     prompt_name: str = "prompt"
     """What the client calls the prompt, for messages."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
 from rtk.schedule.scheduler import Scheduler
+from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
 from rtk.serve.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class Runtime:
             context_length=computing.limits.context_length,
             default_sampling=sampling_defaults(computing.generation_config),
             reads_priority=policies.read_priority,
+            reads_routing_key=policies.read_routing_key,
         )
         scheduler = _scheduler(config, policies, computing, tokenizer)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
@@ -85,8 +87,9 @@ def _policies(config: Config) -> Policies:
         eviction_name=eviction.plugin.name,
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
-        match_prefixes="prefix_match" in schedule.plugin.requires,
+        schedule_requires=schedule.plugin.requires,
         read_priority="priority" in evicts.facts | schedule.plugin.requires,
+        read_routing_key="routing_key" in schedule.plugin.requires,
     )
 
 
@@ -95,6 +98,14 @@ def _scheduler(config: Config, policies: Policies, computing: Computing, tokeniz
         policies,
         computing.executor,
         computing.limits,
+        settings=Settings(
+            conservativeness=config.schedule.conservativeness,
+            mixed_chunk=config.schedule.mixed_chunk,
+            retraction=config.schedule.retraction,
+            overlap=computing.overlap,
+            max_queue=config.schedule.max_queue,
+            max_wait_s=config.schedule.max_wait_s,
+        ),
         cache_enabled=not config.cache.disable,
         pin_budget=config.cache.pins.budget,
         end_tokens=computing.end_tokens,

@@ -74,7 +74,7 @@ class SchedulerThread:
         if None in messages:
             return False
         self._emit(self._scheduler.step())
-        longer = min(max(2 * self._pause, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        longer = max(min(2 * self._pause, LONGEST_PAUSE_S, self._scheduler.rest_s), SHORTEST_PAUSE_S)
         self._pause = longer if self._scheduler.stalled else 0.0
         if self._after_step is not None:
             self._after_step(self._scheduler.created_nodes, idle=not self._scheduler.busy)

@@ -60,6 +60,8 @@ MAX_PRIORITY = 2**31 - 1
 
 MAX_TTL_S = 2**31 - 1
 
+MAX_DEADLINE_MS = 2**31 - 1
+
 ANSWER_LIMIT_S = 60.0
 """How long the scheduler may take to answer a question: longer than any step of it."""
 
@@ -232,6 +234,9 @@ class TokenizerManager:
             namespace=_namespace(request),
             priority=_priority(request),
             name=entry.rid,
+            tenant=_name_or_none(request.tenant, "tenant"),
+            routing_key=_name_or_none(request.routing_key, "routing_key"),
+            deadline_s=_deadline_s(request),
         )
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
@@ -359,7 +364,7 @@ class TokenizerManager:
         if finish is None:
             entry.queue.put_nowait(self._delta(entry, output))
         elif finish.reason == "error":
-            self._fail(entry, RequestError(finish.problem, code="generation_failed", status=500))
+            self._fail(entry, RequestError(finish.problem, code=finish.code, status=finish.status))
             self._send(Abort(entry.id))  # the error may be the detokenizer's
         else:
             self._finish(entry, output)
@@ -425,6 +430,24 @@ def _priority(request: GenerateRequest) -> int:
             f"priority = {shown(priority)}: must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
         )
     return priority
+
+
+def _name_or_none(name: str | None, field: str) -> str:
+    """The name as the scheduler has it: empty for none."""
+    if name is None:
+        return ""
+    _check_name(name, field)
+    return name
+
+
+def _deadline_s(request: GenerateRequest) -> float | None:
+    deadline = request.deadline_ms
+    if deadline is None:
+        return None
+    if not (_is_number(deadline) and 0 < deadline <= MAX_DEADLINE_MS):
+        allowed = f"a number of milliseconds above 0, up to {MAX_DEADLINE_MS}, or null"
+        raise RequestError(f"deadline_ms = {shown(deadline)}: must be {allowed}", field="deadline_ms")
+    return deadline / 1000
 
 
 def _is_number(value: Any) -> bool:

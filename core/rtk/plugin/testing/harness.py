@@ -8,6 +8,7 @@ from typing import Any
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace, pack
 from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.host import installed
+from rtk.plugin.info import CAPABILITIES, NEED_CACHE
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
@@ -52,6 +53,8 @@ class Harness:
     lazy: bool = False
     """Whether a step is computed as late as an executor may."""
     pin_budget: int | None = None
+    max_queue: int | None = None
+    max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
     seed: int = 0
@@ -90,6 +93,8 @@ class Harness:
                 mixed_chunk=self.mixed_chunk,
                 retraction=self.retraction,
                 overlap=self.overlap,
+                max_queue=self.max_queue,
+                max_wait_s=self.max_wait_s,
             ),
             pin_budget=self.pin_budget,
             end_tokens=self.end_tokens,
@@ -103,17 +108,17 @@ class Harness:
         if isinstance(eviction, str):
             entry = installed().get("eviction", eviction)
             eviction = entry.build(entry.plugin.options())
-        match_prefixes = self.cache_enabled
+        requires = frozenset(CAPABILITIES) - (frozenset() if self.cache_enabled else NEED_CACHE)
         if isinstance(schedule, str):
             entry = installed().get("schedule", schedule)
-            match_prefixes = "prefix_match" in entry.plugin.requires
+            requires = entry.plugin.requires
             schedule = entry.build(entry.plugin.options())
         return Policies(
             eviction=eviction,
             eviction_name=type(eviction).__name__,
             schedule=schedule,
             schedule_name=type(schedule).__name__,
-            match_prefixes=match_prefixes,
+            schedule_requires=requires,
         )
 
     # --- driving ------------------------------------------------------------------------------------------------
@@ -125,6 +130,9 @@ class Harness:
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
         priority: int = 0,
+        tenant: str = "",
+        routing_key: str = "",
+        deadline_s: float | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -134,6 +142,9 @@ class Harness:
             params=SamplingParams(**{"temperature": 0.0, **params}),
             namespace=namespace,
             priority=priority,
+            tenant=tenant,
+            routing_key=routing_key,
+            deadline_s=deadline_s,
         )
         self.send(new)
         return self.verdicts[rid]
@@ -147,9 +158,9 @@ class Harness:
         self._note(self.scheduler.receive([message]))
         self.scheduler.check()
 
-    def step(self) -> None:
-        """One step; the clock advances by a second."""
-        self.now += 1.0
+    def step(self, seconds: float = 1.0) -> None:
+        """One step; the clock advances before it."""
+        self.now += seconds
         self._note(self.scheduler.step())
         self.scheduler.check()
         assert not self.executor.violations, self.executor.violations[0]

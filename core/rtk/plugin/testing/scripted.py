@@ -42,7 +42,7 @@ class ScriptedExecutor:
         """The token whose K/V each slot would hold."""
         self._positions = np.full(slots + page_size, _UNWRITTEN, dtype=np.int64)
         self._table = np.zeros((max_running + 1, context_length), dtype=np.int32)
-        self._sampled_last = np.zeros(max_running + 1, dtype=np.int64)
+        self._sampled_last = np.zeros(max_running + 1, dtype=np.int32)
         self._pending: deque[ScriptedInFlight] = deque()
         self.plans: list[StepPlan] = []
         """Every step, in order."""
@@ -82,7 +82,7 @@ class ScriptedExecutor:
         for row, sampled in zip((row for row in plan.rows if row.samples), tokens, strict=True):
             self._sampled_last[row.req_row] = sampled[-1] if sampled else 0
 
-    def _write(self, row: Row, tokens: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
+    def _write(self, row: Row, tokens: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
         self._table[row.req_row, row.start : row.start + row.q_len] = slots
         self.pool[slots] = tokens
         self._positions[slots] = np.arange(row.start, row.start + row.q_len)

@@ -14,6 +14,8 @@ from rtk.serve.tokenizer_manager import TokenizerManager
 
 MIB = 1024 * 1024
 
+_HANDLING = ("cache_salt", "priority", "routing_key", "deadline_ms")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
@@ -41,11 +43,14 @@ class Endpoints:
         ignored = Ignored(strict=self.settings.strict_fields)
         return read_fields(body, scope, ignored), ignored
 
-    def keeping(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
-        """What a body says of its prompts' place in the cache, as fields of `GenerateRequest`, not validated yet."""
-        given = {name: values[name] for name in ("cache_salt", "priority") if name in values}
-        if given.get("priority", 0) != 0 and not self.manager.facts.reads_priority:
+    def handling(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
+        """What a body says of how its prompts are to be handled, as fields of `GenerateRequest`, not validated yet."""
+        given = {name: values[name] for name in _HANDLING if name in values}
+        facts = self.manager.facts
+        if given.get("priority", 0) != 0 and not facts.reads_priority:
             ignored.note("priority")
+        if "routing_key" in given and not facts.reads_routing_key:
+            ignored.note("routing_key")
         return given
 
     def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:

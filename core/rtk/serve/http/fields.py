@@ -78,7 +78,7 @@ _TEXT_ONLY: dict[str, Any] = {"type": "text"}
 
 FIELDS: tuple[Field, ...] = (
     *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
-    *_read(GENERATING, "stream", "priority"),
+    *_read(GENERATING, "stream", "priority", "routing_key", "deadline_ms"),
     *_read(GENERATING | KEEPING, "cache_salt"),
     *_read(GENERATING | Scope.ABORT, "rid"),
     *_read(OPENAI | Scope.SAMPLING, *SAMPLING_NAMES),
@@ -120,9 +120,9 @@ FIELDS: tuple[Field, ...] = (
     *_later("add_generation_prompt", neutral=(True,)),
     *_later("chat_template", "documents"),
     *_later("reasoning_effort", "reasoning", "verbosity", "prediction", "web_search_options"),
-    # adapters, queueing
+    # adapters, keys
     *_later("lora", "lora_path", "lora_name", "lora_request", "adapter"),
-    *_later("routing_key", "extra_key", "deadline_ms", "session_params"),
+    *_later("extra_key", "session_params"),
     # other inputs and outputs
     *_later("input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data", "audio"),
     *_later("modalities", neutral=(["text"],)),

@@ -34,10 +34,10 @@ class Native(Endpoints):
         values, ignored = await self.read(request, Scope.GENERATE)
         prompts, batch = self._prompts(values)
         sampling = self._sampling(values, ignored)
-        keeping = self.keeping(values, ignored)
+        handling = self.handling(values, ignored)
         group, rids = _rids(values, len(prompts), batch=batch)
         requests = [
-            GenerateRequest(prompt=prompt, sampling=sampling, names=_NAMES, prompt_name=name, rid=rid, **keeping)
+            GenerateRequest(prompt=prompt, sampling=sampling, names=_NAMES, prompt_name=name, rid=rid, **handling)
             for (name, prompt), rid in zip(prompts.items(), rids, strict=True)
         ]
         with_ids = typed(values, "return_ids", bool, False)

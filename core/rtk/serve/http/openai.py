@@ -132,10 +132,10 @@ class OpenAI(Endpoints):
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
         sampling, names = _sampling(values)
-        keeping = self.keeping(values, ignored)
+        handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
         requests = [
-            GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, **keeping)
+            GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, **handling)
             for name, prompt in prompts.items()
         ]
         head = {"id": rid, "created": int(time.time()), "model": self.manager.facts.served_name}
