@@ -278,6 +278,25 @@ def test_whom_it_stood_behind():
     assert t.of("me").behind == Behind("big", "kv", 5.0)
 
 
+@pytest.mark.parametrize(("first", "again", "behind"), [(2.0, 5.0, "late"), (5.0, 2.0, "early")])
+def test_of_two_waits_whom_it_stood_behind_longest(first, again, behind):
+    t = Told()
+    t.now = 7.0
+    for rid in ("early", "me"):
+        t.arrive(rid)
+    t.plan(attempt("early", "kv"))
+    t.now += first
+    t.plan(attempt("me"))
+    t.run(1.0, ("me", 0, 10), sampled=["me"])
+    t.arrive("late")
+    t.retract("me", "early")
+    t.plan(attempt("late", "rows"))
+    t.now += again
+    t.plan(attempt("me"))
+    t.launch(("me", 0, 11))
+    assert t.of("me").behind == Behind(behind, "rows" if behind == "late" else "kv", 5.0)
+
+
 def test_behind_a_prompt_that_is_cut_is_behind_its_request():
     t = Told()
     t.arrive("long")
