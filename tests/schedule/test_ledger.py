@@ -62,6 +62,7 @@ class Told:
         self.ledger.arrived(self.requests[rid], rid if name is None else name, self.now)
 
     def plan(self, *attempts, **more):
+        more["held"] = [self.requests[rid] for rid in more.get("held", ())]
         self.ledger.planned(self.step + 1, attempts, 0.7, self.now, **more)
 
     def launch(self, *pieces, decoding=0):
@@ -209,14 +210,36 @@ def test_what_it_waits_for_is_what_planning_stopped_at():
 
 def test_who_is_held_waits_for_that():
     t = Told()
-    t.arrive("a")
-    t.arrive("b")
-    t.plan(attempt("a"), gate="hold")
-    t.launch(("a", 0, 10))
+    for rid in "abc":
+        t.arrive(rid)
+    t.plan(attempt("b", "kv"), held=["a"])
     t.now = 3.0
-    t.plan(gate="hold")
-    t.now = 5.0
-    assert (waits(t.of("a")), waits(t.of("b")), t.of("b").behind) == ({}, {"hold": 5.0}, None)
+    assert [waits(t.of(rid)) for rid in "abc"] == [{"hold": 3.0}, {"kv": 3.0}, {"kv": 3.0}]
+    t.plan(attempt("b"), held=["a", "c"])
+    t.launch(("b", 0, 10))
+    t.now = 4.0
+    t.plan(gate="decode")
+    t.now = 6.0
+    t.plan(attempt("a", "rows"))
+    t.now = 9.0
+    t.plan(attempt("a"), attempt("c"))
+    t.launch(("a", 0, 10), ("c", 0, 10))
+    assert [waits(t.of(rid)) for rid in "abc"] == [
+        {"hold": 4.0, "decode": 2.0, "rows": 3.0},
+        {"kv": 3.0},
+        {"kv": 3.0, "hold": 1.0, "decode": 2.0, "rows": 3.0},
+    ]
+
+
+def test_an_end_while_it_is_held():
+    t = Told()
+    t.arrive("a")
+    t.plan(held=["a"])
+    t.now = 1.0
+    t.end("a", "abort")
+    t.now = 2.0
+    t.plan()
+    assert (waits(t.of("a")), t.of("a").age_s) == ({"hold": 1.0}, 1.0)
 
 
 def test_who_is_started_before_any_round_waits_no_more():
@@ -727,7 +750,7 @@ def test_ten_thousand_requests_leave_no_more_than_a_thousand():
     for i in range(2500, 10_000):
         live_through(t, i)
     assert len(pickle.dumps(t.ledger)) <= early + 100
-    assert not (t.ledger._live or t.ledger._fresh or t.ledger._joined or t.ledger._flights)
+    assert not (t.ledger._live or t.ledger._fresh or t.ledger._held or t.ledger._joined or t.ledger._flights)
     assert len(t.ledger._names) == len(t.ledger._finished) == FINISHED
     assert all(len(told) < 2500 for _, told in t.ledger._finished.values())
 
@@ -781,6 +804,9 @@ def test_what_a_policy_does_is_told():
     assert (told["b"].notes, told["b"].overtaken.requests) == (("by arrival",), 0)
     assert (told["held"].notes, told["held"].overtaken) == (("by arrival",), Overtaken(1, 1, True))
     assert waits(told["held"]) == {"step": 1.0, "hold": 2.0, "rows": 1.0, "decode": 1.0}
+    h.abort("held")  # between a round that held it and one that asks the policy for no order
+    h.run()
+    assert waits(h.scheduler._ledger.timeline("held", h.now)) == waits(told["held"])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -833,4 +859,4 @@ def test_the_numbers_of_a_real_scheduler_add_up(mixed, overlap, seed):
         assert a.is_chunked == (0 < a.selected < a.candidate)
         assert (a.before == a.after) == (a.selected == 0)
         assert (a.verdict == "CONTINUE") == (a.reason == "")
-    assert not (ledger._live or ledger._fresh or ledger._joined)
+    assert not (ledger._live or ledger._fresh or ledger._held or ledger._joined)

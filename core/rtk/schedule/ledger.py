@@ -69,6 +69,7 @@ class Ledger:
         self._finished: dict[str, tuple[str, bytes]] = {}  # name, and the timeline; oldest first
         self._names: dict[str, str] = {}  # the newest request of each
         self._fresh: dict[str, Entry] = {}  # no round has found these waiting yet
+        self._held: dict[str, Entry] = {}  # these the policy kept out of the last round
         self._flights: dict[int, _Flight] = {}
         self._joined: dict[str, Entry] = {}  # these have a token, and no step that decodes has been done since
         self._queue, self._steps, self._starts = QueueClock(), StepClock(), Starts()
@@ -96,11 +97,12 @@ class Ledger:
         *,
         gate: Cause | None = None,
         note: str = "",
+        held: Iterable[Request] = (),
     ) -> None:
         """A round planned step `step` with these attempts; it stopped at the last one, if that was refused.
 
-        `gate`: why no waiting request was looked at, or ("hold") no further one; `note`: what the policy said, one of a
-        few fixed texts. O(attempts + arrivals).
+        `gate`: why no waiting request was looked at, where none was; `note`: what the policy said, one of a few fixed
+        texts; `held`: who waits and was kept out of its order. O(attempts + held + arrivals).
         """
         self._turn(now)
         if attempts:
@@ -112,6 +114,7 @@ class Ledger:
         if gate == "kv":
             at = self._queue.stopped_at  # nothing has come back since
         self._queue.stop(cause, at, note)
+        self._held = {request.rid: self._live[request.rid] for request in held}
 
     def launched(self, step: int, prefills: Iterable[Prefill], decoding: int, now: float) -> None:
         """A step begins: it computes these parts of prompts, and one token each for `decoding` requests."""
@@ -223,7 +226,10 @@ class Ledger:
 
     def _turn(self, now: float) -> None:
         """The time since the last round is over: note what it was spent on."""
-        self._queue.turn(now)
+        cause, passed = self._queue.cause, self._queue.turn(now)
+        for entry in self._held.values():
+            entry.waits["hold"] += passed
+            entry.waits[cause] -= passed
         for entry in self._fresh.values():
             entry.waits["step"] += now - entry.since
             entry.seen, entry.seen_round = self._queue.reading(), self._queue.rounds
@@ -245,6 +251,7 @@ class Ledger:
     def _leave_queue(self, entry: Entry) -> None:
         entry.waiting, entry.seen = False, None
         self._fresh.pop(entry.request.rid, None)
+        self._held.pop(entry.request.rid, None)
         self._waiting -= 1
 
     def _waits_of(self, entry: Entry, now: float) -> dict[Cause, float]:
@@ -255,7 +262,7 @@ class Ledger:
             return waits
         for cause, seconds in self._queue.since(entry.seen).items():
             waits[cause] += seconds
-        waits[self._queue.cause] += now - self._queue.now
+        waits["hold" if entry.request.rid in self._held else self._queue.cause] += now - self._queue.now
         return waits
 
     def _behind_of(self, entry: Entry, now: float) -> Behind | None:

@@ -58,11 +58,13 @@ class QueueClock:
         """What was added after `reading`."""
         return {cause: seconds - reading[cause] for cause, seconds in self._seconds.items()}
 
-    def turn(self, now: float) -> None:
-        """A round begins: the time since the one before is over."""
-        self._seconds[self.cause] += now - self.now
+    def turn(self, now: float) -> float:
+        """A round begins: the time since the one before is over. Answers it."""
+        passed = now - self.now
+        self._seconds[self.cause] += passed
         self.now = now
         self.rounds += 1
+        return passed
 
     def stop(self, cause: Cause, at: str, note: str) -> None:
         """The round stopped for `cause` at the request `at`; "": at none."""

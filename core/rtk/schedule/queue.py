@@ -113,6 +113,8 @@ class WaitingQueue:
         """Rankings in which the policy ordered by another rule than its own."""
         self.note = ""
         """What the policy said of that in the last ranking; empty: it followed its own rule."""
+        self.held: list[Request] = []
+        """Whom the policy kept out of the last ranking."""
         self.listens = policy.listens
         """Whether the policy wants to be told of progress."""
         self.has_retract_key = policy.has_retract_key
@@ -186,7 +188,7 @@ class WaitingQueue:
 
         O(n) at memory speed for the first, O(n log n) for all. `running` counts for policies that read routing keys.
         """
-        self.note = ""
+        self.note, self.held = "", []
         if not self._waiting:
             return iter(())
         columns, ctx = self._shown(ctx, running)
@@ -195,6 +197,8 @@ class WaitingQueue:
             self.fallbacks += 1
             self.note = "; ".join(said)
         places = self._columns.column("place")
+        if len(order) < len(places):
+            self.held = [self._waiting[int(place)] for place in np.delete(places, order.tolist())]
         return (self._waiting[int(places[position])] for position in order)
 
     def chunk_reserve(self, ctx: ScheduleContext, chunked: Request) -> int:

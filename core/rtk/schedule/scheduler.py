@@ -327,19 +327,21 @@ class Scheduler:
         if not (len(queue) or running.chunked):
             return False
         if queue.prefers_decode(ctx):
-            self._planned((), gate="decode")
+            self._planned(gate="decode")
             return False
         if self._full_at is not None and balance(self._pools, running.requests, self._ratio.value) > self._full_at:
             self._full_at = None
         full: Cause | None = "kv" if self._full_at is not None else None if self._pools.table.free_rows else "rows"
         if running.chunked or not full or queue.may_preempt:
             return True
-        self._planned((), gate=full)
+        self._planned(gate=full)
         return False
 
-    def _planned(self, attempts: tuple[Attempt, ...], gate: Cause | None = None) -> None:
-        step, rho = self._steps + 1, self._ratio.value
-        self._ledger.planned(step, attempts, rho, self._clock(), gate=gate, note=self._queue.note)
+    def _planned(
+        self, attempts: tuple[Attempt, ...] = (), gate: Cause | None = None, held: Iterable[Request] = ()
+    ) -> None:
+        step, rho, now = self._steps + 1, self._ratio.value, self._clock()
+        self._ledger.planned(step, attempts, rho, now, gate=gate, note=self._queue.note, held=held)
 
     def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
         running, queue = self._running, self._queue
@@ -353,8 +355,7 @@ class Scheduler:
             chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
             decoding=running.decoding() if self._settings.mixed_chunk else (),
         )
-        held = plan.refused is None and len(queue) > len(plan.admitted)  # the others were not in the order
-        self._planned(plan.attempts, gate="hold" if held else None)
+        self._planned(plan.attempts, held=self._queue.held)
         return plan
 
     def _commit(self, plan: AdmissionPlan) -> list[Request]:

@@ -233,10 +233,10 @@ class TokenizerManager:
             params=params,
             namespace=_namespace(request),
             priority=_priority(request),
-            name=entry.rid,
             tenant=_name_or_none(request.tenant, "tenant"),
             routing_key=_name_or_none(request.routing_key, "routing_key"),
             deadline_s=_deadline_s(request),
+            name=entry.rid,
         )
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
