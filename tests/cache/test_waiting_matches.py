@@ -6,15 +6,18 @@ from itertools import count
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
+from small_tree import Tree
 from test_tree_machine import TreeMachine, sequences, spaces
+from toys import Counted, HostTier
 
-from rtk.cache.key import Key, pack, unpack
+from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack, unpack
 from rtk.plugin.guard import GuardedSchedule, Health
 from rtk.plugin.info import CAPABILITIES
 from rtk.plugin.schedule import ScheduleContext, SchedulePolicy
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.request import Request
+from rtk.schedule.waiting_matches import WaitingMatches
 
 
 class Looks(SchedulePolicy):
@@ -134,6 +137,76 @@ class WaitingMachine(TreeMachine):
         assert not (matches._spots or matches._waiters or shared._groups or shared._of)
         assert len(matches._numbers) == matches._spots_made
         assert not self.queue._keys._numbers and len(self.queue) == len(self.queue._columns) == 0
+
+
+class Everywhere(Counted):
+    """A state that serves a node as a whole, and whose halves serve the halves."""
+
+    name = "everywhere"
+
+    def usable(self, path):
+        length = 0
+        for state, used, size in path:
+            if state is None or used < size:
+                break
+            length += used
+        return length
+
+    def split(self, state, at, size):
+        self.free(state)
+        return self.make(None), self.make(None)
+
+
+def watched(**settings):
+    """A small tree, and the length and stored length of a request that waits, as the tree's watcher has them."""
+    tree = Tree(page_size=4, **settings)
+    matches = WaitingMatches(tree.cache)
+    matches.add(7, Key(DEFAULT_NAMESPACE, pack([1] * 12)), 11)
+    last = []
+
+    def now():
+        places, *facts, _ = matches.changes()
+        if places:
+            last[:] = [fact[0] for fact in facts]
+        match = tree.peek([1] * 12, limit=11)
+        assert last == [match.length, match.stored]
+        return tuple(last)
+
+    return tree, now
+
+
+def test_what_comes_back_from_the_tier_is_matched_again():
+    tree, now = watched(tier=HostTier(64))
+    assert now() == (0, 0)
+    tree.insert([1] * 8)
+    assert now() == (8, 0)
+    tree.cache.evict(8)
+    assert now() == (0, 8)
+    tree.insert([1] * 4)
+    assert now() == (4, 4)
+    tree.insert([1] * 8)
+    assert now() == (8, 0)
+    tree.cache.flush()
+    assert now() == (0, 0)
+
+
+def test_a_split_may_make_more_of_a_component_usable():
+    component = Everywhere()
+    tree, now = watched(components=(component,))
+    lease = tree.acquire([])
+    tree.fill(lease, [1] * 8 + [2] * 8)
+    assert now() == (0, 0)
+    lease.attach("everywhere", component.make(None))
+    assert now() == (0, 0)  # the match ends inside the node
+    other = tree.acquire([])
+    tree.fill(other, [1] * 4)
+    assert now() == (4, 0)
+    lease.release()
+    other.release()
+    tree.cache.evict(12)
+    assert now() == (4, 0)
+    tree.cache.evict(4)
+    assert now() == (0, 0)
 
 
 TestWaiting = WaitingMachine.TestCase

@@ -379,3 +379,110 @@ def test_the_first_fault_is_logged_and_the_rest_are_counted(caplog):
         "eviction plugin 'odd': key() failed: ValueError: no; the host uses least recently used instead"
     ]
     assert health.faults["eviction plugin 'odd'"] == 3
+
+
+# --- what a schedule policy is asked beside the order ---------------------------------------------------------------
+
+
+class Asked(SchedulePolicy):
+    """Answers one question with whatever `answer` makes of it."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def rank(self, columns, ctx):
+        return ()
+
+
+class Reserves(Asked):
+    def chunk_reserve(self, columns, ctx):
+        return self.answer()
+
+
+class Retracts(Asked):
+    def retract_key(self, view):
+        return self.answer(view)
+
+
+class Preempts(Asked):
+    def preempts(self, waiting, running):
+        return self.answer()
+
+
+class Listens(Asked):
+    def on_progress(self, deltas):
+        return self.answer()
+
+
+@pytest.mark.parametrize(("answer", "reserve"), [(lambda: 5, 5), (lambda: np.int64(5), 5), (lambda: -5, 0)])
+def test_a_reserve_is_a_number_of_tokens(answer, reserve):
+    health = Health()
+    guarded = GuardedSchedule(Reserves(answer), "fine", health)
+    assert (guarded.chunk_reserve(random_columns(3, seed=1), context()), guarded.reserves) == (reserve, True)
+    assert not health.degraded
+
+
+@pytest.mark.parametrize("answer", [lambda: None, lambda: 2.5, lambda: True, lambda: np.zeros(1), lambda: 1 / 0])
+def test_a_nonsense_reserve_reserves_nothing(answer):
+    health = Health()
+    assert GuardedSchedule(Reserves(answer), "odd", health).chunk_reserve(random_columns(3, seed=1), context()) == 0
+    assert health.faults == {"schedule plugin 'odd'": 1}
+
+
+@pytest.mark.parametrize(
+    "nonsense", [lambda v: None, lambda v: [1], lambda v: (None,), lambda v: (float("nan"),), lambda v: (), raises]
+)
+def test_a_nonsense_key_of_retraction_leaves_the_hosts_order(nonsense):
+    health, views = Health(), random_columns(3, seed=1).views()
+    guarded = GuardedSchedule(Retracts(nonsense), "odd", health)
+    assert sorted(views, key=guarded.retract_key) == views
+    assert health.faults == {"schedule plugin 'odd'": 3}
+
+
+def test_keys_of_retraction_compare_whatever_the_policy_answers():
+    health, views = Health(), random_columns(4, seed=1).views()
+    answers = iter([(1, "a"), (0, "b"), ("a", 1), (1,)])
+    guarded = GuardedSchedule(Retracts(lambda view: next(answers)), "odd", health)
+    assert sorted(map(guarded.retract_key, views)) == [(), (), (0, "b"), (1, "a")]
+    assert health.faults == {"schedule plugin 'odd'": 2}
+
+
+@pytest.mark.parametrize("answer", [NoTruth, lambda: np.ones(2), lambda: 1 / 0])
+def test_a_nonsense_preemption_preempts_nobody(answer):
+    health, view = Health(), random_columns(1, seed=1).views()[0]
+    assert GuardedSchedule(Preempts(answer), "odd", health).preempts(view, view) is False
+    assert health.faults == {"schedule plugin 'odd'": 1}
+
+
+def test_who_cannot_listen_is_told_all_the_same(caplog):
+    health = Health()
+    guarded = GuardedSchedule(Listens(lambda: 1 / 0), "odd", health)
+    guarded.on_progress([])
+    guarded.on_progress([])
+    assert health.faults == {"schedule plugin 'odd'": 2}
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("said", [[3], "abc", None, [b"x"], ["fine", None]])
+def test_nonsense_about_falling_back_is_no_note(said):
+    health, ctx = Health(), context()
+    object.__setattr__(ctx, "fallbacks", said)
+    lines = GuardedSchedule(Asked(None), "odd", health).fallbacks(ctx)
+    assert lines == (list("abc") if said == "abc" else [])
+    assert health.degraded == (said != "abc")
+
+
+@pytest.mark.parametrize(("length", "used"), [(1, 1), (64, 64), (0, 32), (-1, 32), ("9", 32), (True, 32), (None, 32)])
+def test_the_length_that_prompts_must_share_is_at_least_one_token(length, used):
+    class Shares(Asked):
+        in_batch_len = length
+
+    health = Health()
+    assert GuardedSchedule(Shares(None), "odd", health).in_batch_len == used
+    assert health.degraded == (used != length)
+
+
+def test_only_what_a_policy_overrides_is_asked():
+    guarded = GuardedSchedule(Asked(None), "fine", Health())
+    assert (guarded.reserves, guarded.listens, guarded.has_retract_key, guarded.may_preempt) == (False,) * 4
+    assert guarded.retract_key(random_columns(1, seed=1).views()[0]) == ()

@@ -19,6 +19,8 @@ class Ordering:
         """`keys` are arrays of shape [count] without NaN; who is `held` is left out."""
         self._keys = tuple(key.view(np.uint8) if key.dtype == np.bool_ else key for key in keys)
         self._among = np.arange(count) if held is None else np.flatnonzero(~held)
+        self.left_out = np.arange(0) if held is None else np.flatnonzero(held)
+        """The positions of those who are held, ascending."""
 
     def __len__(self) -> int:
         return len(self._among)

@@ -197,8 +197,7 @@ class WaitingQueue:
             self.fallbacks += 1
             self.note = "; ".join(said)
         places = self._columns.column("place")
-        if len(order) < len(places):
-            self.held = [self._waiting[int(place)] for place in np.delete(places, order.tolist())]
+        self.held = [self._waiting[place] for place in places[order.left_out].tolist()]
         return (self._waiting[int(places[position])] for position in order)
 
     def chunk_reserve(self, ctx: ScheduleContext, chunked: Request) -> int:

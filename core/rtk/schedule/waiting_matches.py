@@ -125,11 +125,11 @@ class WaitingMatches:
         """A new leaf: those who wait for it go on. O(1), and what a look-up below the parent costs for each of them."""
         parent = _parent(leaf)
         spot = self._spots.get(_where(parent), {}).get((parent.start + parent.size) * TOKEN_BYTES)
-        if spot is None:
-            return
-        for waiter in list(spot.waiting.get(leaf.tokens[: self._page], {}).values()):
-            self._take_out(waiter)
-            self._descend(waiter, parent, spot.position)
+        group = spot.waiting.get(leaf.tokens[: self._page]) if spot else None
+        if spot and group:
+            self._forget(spot, leaf.tokens[: self._page])
+            for waiter in group.values():
+                self._descend(waiter, parent, spot.position)
 
     def split(self, upper: Node, lower: Node) -> None:
         """A node was cut, the lower half kept its id. O(spots in it)."""
@@ -204,11 +204,13 @@ class WaitingMatches:
         spot.waiting.setdefault(waiter.page, {})[waiter.place] = self._changed[waiter.place] = waiter
 
     def _take_out(self, waiter: Waiter) -> None:
-        spot, page = waiter.spot, waiter.page
-        group = spot.waiting[page]
+        group = waiter.spot.waiting[waiter.page]
         del group[waiter.place]
-        if group:
-            return
+        if not group:
+            self._forget(waiter.spot, waiter.page)
+
+    def _forget(self, spot: Spot, page: bytes) -> None:
+        """Nobody waits at the spot for this page any more."""
         del spot.waiting[page]
         if spot.waiting:
             return
