@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack
+from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.harness import Harness
 from rtk.schedule.admission import Attempt, Balances
 from rtk.schedule.ledger import FINISHED, NAMED, RECENT, Ledger, Prefill
 from rtk.schedule.ledger_clocks import NOTES, PREFILLS, STARTS
 from rtk.schedule.ledger_entry import CHUNKS, RETRACTIONS
-from rtk.schedule.messages import ExplainRequest, Refused, RequestExplained
+from rtk.schedule.messages import ExplainRequest, Finish, Refused, RequestExplained
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.request import Request
 from rtk.schedule.timeline import (
@@ -29,6 +30,8 @@ from rtk.schedule.timeline import (
     Timeline,
     Wait,
 )
+
+pytestmark = pytest.mark.stepwise
 
 BEFORE, AFTER = Balances(100, 60.5, 64, 32, 3), Balances(90, 46.5, 54, 22, 2)
 
@@ -81,7 +84,7 @@ class Told:
         self.requests[rid].step_back()
 
     def end(self, rid, reason="length"):
-        self.ledger.ended(self.requests[rid], reason, self.now)
+        self.ledger.ended(self.requests[rid], Finish(reason=reason), self.now)
 
     def of(self, name):
         return self.ledger.timeline(name, self.now)
@@ -116,6 +119,7 @@ def test_one_request():
         state="finished",
         age_s=4.5,
         end="stop",
+        problem="",
         prompt_tokens=10,
         output_tokens=3,
         waiting_at_arrival=0,
@@ -204,23 +208,38 @@ def test_what_it_waits_for_is_what_planning_stopped_at():
     assert (t.of("b").queue_s, t.of("b").started_s) == (9.5, 9.5)
 
 
-def test_who_is_held_or_refused_for_something_else_waits_for_that():
+def test_who_is_held_waits_for_that():
     t = Told()
-    for rid in "abcd":
+    for rid in "abc":
         t.arrive(rid)
-    t.plan(attempt("b", "alignment"), attempt("c", "kv"), held=["a"])
+    t.plan(attempt("b", "kv"), held=["a"])
     t.now = 3.0
-    assert [waits(t.of(rid)) for rid in "abcd"] == [{"hold": 3.0}, {"alignment": 3.0}, {"kv": 3.0}, {"kv": 3.0}]
+    assert [waits(t.of(rid)) for rid in "abc"] == [{"hold": 3.0}, {"kv": 3.0}, {"kv": 3.0}]
+    t.plan(attempt("b"), held=["a", "c"])
+    t.launch(("b", 0, 10))
+    t.now = 4.0
+    t.plan(gate="decode")
+    t.now = 6.0
     t.plan(attempt("a", "rows"))
-    t.now = 5.0
-    t.plan(attempt("a"), attempt("b"), attempt("c"), attempt("d"))
-    t.launch(*((rid, 0, 10) for rid in "abcd"))
-    assert [waits(t.of(rid)) for rid in "abcd"] == [
-        {"hold": 3.0, "rows": 2.0},
-        {"alignment": 3.0, "rows": 2.0},
-        {"kv": 3.0, "rows": 2.0},
-        {"kv": 3.0, "rows": 2.0},
+    t.now = 9.0
+    t.plan(attempt("a"), attempt("c"))
+    t.launch(("a", 0, 10), ("c", 0, 10))
+    assert [waits(t.of(rid)) for rid in "abc"] == [
+        {"hold": 4.0, "decode": 2.0, "rows": 3.0},
+        {"kv": 3.0},
+        {"kv": 3.0, "hold": 1.0, "decode": 2.0, "rows": 3.0},
     ]
+
+
+def test_an_end_while_it_is_held():
+    t = Told()
+    t.arrive("a")
+    t.plan(held=["a"])
+    t.now = 1.0
+    t.end("a", "abort")
+    t.now = 2.0
+    t.plan()
+    assert (waits(t.of("a")), t.of("a").age_s) == ({"hold": 1.0}, 1.0)
 
 
 def test_who_is_started_before_any_round_waits_no_more():
@@ -259,17 +278,6 @@ def test_an_end_in_the_queue():
     assert [t.of(rid).waiting_at_arrival for rid in "bc"] == [0, 1]
 
 
-def test_an_end_while_it_is_held():
-    t = Told()
-    t.arrive("a")
-    t.plan(held=["a"])
-    t.now = 1.0
-    t.end("a", "abort")
-    t.now = 2.0
-    t.plan()
-    assert (waits(t.of("a")), t.of("a").age_s) == ({"hold": 1.0}, 1.0)
-
-
 def test_whom_it_stood_behind():
     t = Told()
     t.arrive("1:big", name="big")
@@ -291,6 +299,25 @@ def test_whom_it_stood_behind():
     t.launch(("3:me", 0, 10))
     t.end("1:big")
     assert t.of("me").behind == Behind("big", "kv", 5.0)
+
+
+@pytest.mark.parametrize(("first", "again", "behind"), [(2.0, 5.0, "late"), (5.0, 2.0, "early")])
+def test_of_two_waits_whom_it_stood_behind_longest(first, again, behind):
+    t = Told()
+    t.now = 7.0
+    for rid in ("early", "me"):
+        t.arrive(rid)
+    t.plan(attempt("early", "kv"))
+    t.now += first
+    t.plan(attempt("me"))
+    t.run(1.0, ("me", 0, 10), sampled=["me"])
+    t.arrive("late")
+    t.retract("me", "early")
+    t.plan(attempt("late", "rows"))
+    t.now += again
+    t.plan(attempt("me"))
+    t.launch(("me", 0, 11))
+    assert t.of("me").behind == Behind(behind, "rows" if behind == "late" else "kv", 5.0)
 
 
 def test_behind_a_prompt_that_is_cut_is_behind_its_request():
@@ -397,7 +424,7 @@ def test_equal_gaps_are_kept_once():
     t.run(1.0, ("a", 0, 10), sampled=["a"])
     for _ in range(9):
         t.run(1.0, decoding=1)
-    assert len(t.ledger._steps._gaps) == 1
+    assert [gap.seconds for _, gap in t.ledger._steps._gaps] == [2.0, 1.0]  # the first is from before it came
 
 
 def test_of_many_pieces_the_first_and_the_last_are_kept():
@@ -641,7 +668,7 @@ def test_asking_changes_nothing():
         t.arrive("b")
         for now, told in enumerate(
             (
-                lambda: t.plan(attempt("a"), attempt("b", "kv"), held=["b"], note="n"),
+                lambda: t.plan(attempt("a"), attempt("b", "kv"), note="n"),
                 lambda: t.run(1.0, ("a", 0, 10), sampled=["a"]),
                 lambda: t.run(1.0, decoding=1, sampled=["a"]),
                 lambda: t.retract("a", "b"),
@@ -723,7 +750,7 @@ def test_ten_thousand_requests_leave_no_more_than_a_thousand():
     for i in range(2500, 10_000):
         live_through(t, i)
     assert len(pickle.dumps(t.ledger)) <= early + 100
-    assert not (t.ledger._live or t.ledger._fresh or t.ledger._own or t.ledger._joined or t.ledger._flights)
+    assert not (t.ledger._live or t.ledger._fresh or t.ledger._held or t.ledger._joined or t.ledger._flights)
     assert len(t.ledger._names) == len(t.ledger._finished) == FINISHED
     assert all(len(told) < 2500 for _, told in t.ledger._finished.values())
 
@@ -746,6 +773,40 @@ def test_what_is_written_down_of_a_request_is_bounded():
 
 
 # --- with a scheduler ---------------------------------------------------------------------------------------------
+
+
+class Says(SchedulePolicy):
+    """In order of arrival, holds what begins with 9, prefers to decode in every fourth round, and says so."""
+
+    rounds = 0
+
+    def rank(self, columns, ctx):
+        ctx.fallbacks.append("by arrival")
+        return (columns.id,)
+
+    def hold(self, columns, ctx):
+        return columns.prompt_len == 9
+
+    def prefer_decode(self, ctx):
+        self.rounds += 1
+        return self.rounds % 4 == 0
+
+
+def test_what_a_policy_does_is_told():
+    h = Harness(schedule=Says(), max_running=2)
+    h.add("a", range(5), max_new_tokens=20)
+    h.step()
+    h.add("held", range(9), max_new_tokens=1)
+    h.add("b", range(5), max_new_tokens=2)
+    for _ in range(5):
+        h.step()
+    told = {rid: h.scheduler._ledger.timeline(rid, h.now) for rid in ("held", "b")}
+    assert (told["b"].notes, told["b"].overtaken.requests) == (("by arrival",), 0)
+    assert (told["held"].notes, told["held"].overtaken) == (("by arrival",), Overtaken(1, 1, True))
+    assert waits(told["held"]) == {"step": 1.0, "hold": 2.0, "rows": 1.0, "decode": 1.0}
+    h.abort("held")  # between a round that held it and one that asks the policy for no order
+    h.run()
+    assert waits(h.scheduler._ledger.timeline("held", h.now)) == waits(told["held"])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -798,4 +859,4 @@ def test_the_numbers_of_a_real_scheduler_add_up(mixed, overlap, seed):
         assert a.is_chunked == (0 < a.selected < a.candidate)
         assert (a.before == a.after) == (a.selected == 0)
         assert (a.verdict == "CONTINUE") == (a.reason == "")
-    assert not (ledger._live or ledger._fresh or ledger._own or ledger._joined)
+    assert not (ledger._live or ledger._fresh or ledger._held or ledger._joined)

@@ -63,7 +63,8 @@ def timeline(**more):
     """What a ledger tells of a request that has just come."""
     return Timeline(
         **{
-            "rid": "r", "state": "waiting", "age_s": 0.0, "end": None, "prompt_tokens": 4, "output_tokens": 0,
+            "rid": "r", "state": "waiting", "age_s": 0.0, "end": None, "problem": "", "prompt_tokens": 4,
+            "output_tokens": 0,
             "waiting_at_arrival": 0, "started_s": None, "cached_tokens": 0, "queue_s": 0.0, "waits": (),
             "behind": None, "overtaken": Overtaken(0, 0, True), "notes": (), "attempts": (), "chunks": (),
             "chunk_count": 0, "forward_s": 0.0, "first_token": None, "decoding": None, "retractions": (),

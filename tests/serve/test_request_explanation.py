@@ -242,3 +242,5 @@ def test_ends():
     assert told(**RUNNING)[-1] == "It is running after 1.000 s, with 0 tokens of output so far."
     ended = told(state="finished", end="abort", age_s=2.0, output_tokens=1)
     assert ended[-1] == "It ended after 2.000 s with 1 token of output: abort."
+    failed = told(state="finished", end="error", problem="the engine failed", age_s=2.0)
+    assert failed[-1] == "It ended after 2.000 s with 0 tokens of output: error, the engine failed."

@@ -18,7 +18,7 @@ import msgspec
 from rtk.schedule.admission import Attempt
 from rtk.schedule.ledger_clocks import QueueClock, Starts, StepClock, Totals
 from rtk.schedule.ledger_entry import Entry, Episode, Round, record
-from rtk.schedule.messages import ExplainRequest, Refused, RequestExplained
+from rtk.schedule.messages import ExplainRequest, Finish, Refused, RequestExplained
 from rtk.schedule.request import Request
 from rtk.schedule.timeline import (
     AttemptRecord,
@@ -69,7 +69,7 @@ class Ledger:
         self._finished: dict[str, tuple[str, bytes]] = {}  # name, and the timeline; oldest first
         self._names: dict[str, str] = {}  # the newest request of each
         self._fresh: dict[str, Entry] = {}  # no round has found these waiting yet
-        self._own: dict[str, Cause] = {}  # these wait for something else than what the last round stopped at
+        self._held: dict[str, Entry] = {}  # these the policy kept out of the last round
         self._flights: dict[int, _Flight] = {}
         self._joined: dict[str, Entry] = {}  # these have a token, and no step that decodes has been done since
         self._queue, self._steps, self._starts = QueueClock(), StepClock(), Starts()
@@ -102,7 +102,7 @@ class Ledger:
         """A round planned step `step` with these attempts; it stopped at the last one, if that was refused.
 
         `gate`: why no waiting request was looked at, where none was; `note`: what the policy said, one of a few fixed
-        texts; `held`: requests that the policy kept out of its order. O(attempts + held + arrivals).
+        texts; `held`: who waits and was kept out of its order. O(attempts + held + arrivals).
         """
         self._turn(now)
         if attempts:
@@ -114,8 +114,7 @@ class Ledger:
         if gate == "kv":
             at = self._queue.stopped_at  # nothing has come back since
         self._queue.stop(cause, at, note)
-        self._own = {a.rid: a.reason for a in attempts if a.reason and a.reason != cause and self._live[a.rid].waiting}
-        self._own.update((request.rid, "hold") for request in held)
+        self._held = {request.rid: self._live[request.rid] for request in held}
 
     def launched(self, step: int, prefills: Iterable[Prefill], decoding: int, now: float) -> None:
         """A step begins: it computes these parts of prompts, and one token each for `decoding` requests."""
@@ -166,10 +165,10 @@ class Ledger:
         self._fresh[request.rid] = entry
         self._waiting += 1
 
-    def ended(self, request: Request, reason: str, now: float) -> None:
+    def ended(self, request: Request, finish: Finish, now: float) -> None:
         """A request is over, wherever it was. O(1), and what writing its timeline down costs."""
         entry = self._live[request.rid]
-        timeline = self._as_of(entry, now).timeline(now, reason)
+        timeline = self._as_of(entry, now).timeline(now, finish)
         if entry.waiting:
             self._leave_queue(entry)
         self._joined.pop(request.rid, None)
@@ -228,10 +227,9 @@ class Ledger:
     def _turn(self, now: float) -> None:
         """The time since the last round is over: note what it was spent on."""
         cause, passed = self._queue.cause, self._queue.turn(now)
-        for rid, own in self._own.items():
-            waits = self._live[rid].waits
-            waits[own] += passed
-            waits[cause] -= passed
+        for entry in self._held.values():
+            entry.waits["hold"] += passed
+            entry.waits[cause] -= passed
         for entry in self._fresh.values():
             entry.waits["step"] += now - entry.since
             entry.seen, entry.seen_round = self._queue.reading(), self._queue.rounds
@@ -253,7 +251,7 @@ class Ledger:
     def _leave_queue(self, entry: Entry) -> None:
         entry.waiting, entry.seen = False, None
         self._fresh.pop(entry.request.rid, None)
-        self._own.pop(entry.request.rid, None)
+        self._held.pop(entry.request.rid, None)
         self._waiting -= 1
 
     def _waits_of(self, entry: Entry, now: float) -> dict[Cause, float]:
@@ -264,7 +262,7 @@ class Ledger:
             return waits
         for cause, seconds in self._queue.since(entry.seen).items():
             waits[cause] += seconds
-        waits[self._own.get(entry.request.rid, self._queue.cause)] += now - self._queue.now
+        waits["hold" if entry.request.rid in self._held else self._queue.cause] += now - self._queue.now
         return waits
 
     def _behind_of(self, entry: Entry, now: float) -> Behind | None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from rtk.schedule.admission import Attempt
 from rtk.schedule.ledger_clocks import CAUSES, GapStart, Totals
+from rtk.schedule.messages import Finish
 from rtk.schedule.request import Request
 from rtk.schedule.timeline import (
     Accounts,
@@ -154,16 +155,17 @@ class Entry:
         if self.gap is None or gap.seconds > self.gap.seconds:
             self.gap = gap
 
-    def timeline(self, now: float, end: str | None) -> Timeline:
+    def timeline(self, now: float, finish: Finish | None) -> Timeline:
         """What became of it until now. Its sums must be up to date: see `Ledger`."""
         request, queue_s = self.request, sum(self.waits.values())
         spoke = bool(request.output)
         going: Literal["waiting", "running"] = "waiting" if self.waiting else "running"
         return Timeline(
             rid=self.name,
-            state=going if end is None else "finished",
+            state=going if finish is None else "finished",
             age_s=now - self.arrival_s,
-            end=end,
+            end=finish.reason if finish else None,
+            problem=finish.problem if finish else "",
             prompt_tokens=request.prompt_len,
             output_tokens=len(request.output),
             waiting_at_arrival=self.ahead,

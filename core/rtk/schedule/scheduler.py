@@ -337,9 +337,11 @@ class Scheduler:
         self._planned(gate=full)
         return False
 
-    def _planned(self, attempts: tuple[Attempt, ...] = (), gate: Cause | None = None) -> None:
+    def _planned(
+        self, attempts: tuple[Attempt, ...] = (), gate: Cause | None = None, held: Iterable[Request] = ()
+    ) -> None:
         step, rho, now = self._steps + 1, self._ratio.value, self._clock()
-        self._ledger.planned(step, attempts, rho, now, gate=gate, note=self._queue.note, held=self._queue.held)
+        self._ledger.planned(step, attempts, rho, now, gate=gate, note=self._queue.note, held=held)
 
     def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
         running, queue = self._running, self._queue
@@ -353,7 +355,7 @@ class Scheduler:
             chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
             decoding=running.decoding() if self._settings.mixed_chunk else (),
         )
-        self._planned(plan.attempts)
+        self._planned(plan.attempts, held=self._queue.held)
         return plan
 
     def _commit(self, plan: AdmissionPlan) -> list[Request]:
@@ -555,7 +557,7 @@ class Scheduler:
             self._queue.remove(request)
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
-        self._ledger.ended(request, finish.reason, self._clock())
+        self._ledger.ended(request, finish, self._clock())
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return

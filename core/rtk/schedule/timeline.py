@@ -193,7 +193,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     """From its arrival to its end, or until now."""
     end: str | None
-    """How it ended."""
+    """How it ended: the reason that its client was given."""
+    problem: str
+    """What went wrong, where something did."""
     prompt_tokens: int
     output_tokens: int
     waiting_at_arrival: int

@@ -218,7 +218,8 @@ def _again(r: Retraction, t: Timeline) -> str:
 def _end(t: Timeline) -> str:
     tokens = _tokens(t.output_tokens)
     if t.state == "finished":
-        return f"It ended after {_s(t.age_s)} with {tokens} of output: {t.end}."
+        how = f"{t.end}, {t.problem}" if t.problem else t.end
+        return f"It ended after {_s(t.age_s)} with {tokens} of output: {how}."
     return f"It is running after {_s(t.age_s)}, with {tokens} of output so far." if t.state == "running" else ""
 
 
