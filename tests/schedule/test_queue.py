@@ -270,6 +270,21 @@ def test_routing_keys_of_the_past_are_forgotten():
     assert line.queue._keys._made == 2
 
 
+def test_who_comes_and_goes_while_nobody_looks_leaves_nothing():
+    line = Line()
+    waits = line.add([1] * 40)
+    for _ in range(2000):
+        line.queue.remove(line.add([1] * 40))
+    assert len(line.queue._columns._arrays["place"]) < 4 * FEW
+    assert [len(places) <= 2 * FEW for places in line.queue._shared._groups.values()] == [True]
+    a, b = line.add([1] * 40), line.add([1] * 40)
+    assert line.ranked() == [waits, a, b]
+    assert line.policy.columns.shares_prefix.tolist() == [False, True, True]
+    line.queue.remove(waits)
+    assert line.ranked() == [a, b]
+    assert line.policy.columns.shares_prefix.tolist() == [False, True]
+
+
 @pytest.mark.parametrize("many", [1, FEW + 1])
 def test_columns_keep_their_order_whatever_leaves(many):
     rng, columns, model, last = random.Random(many), WaitingColumns({"value": float, "flag": bool}), {}, 0
