@@ -483,6 +483,19 @@ def test_one_ranking_takes_turns_by_what_each_request_will_cost():
     assert order_of(ranked, columns_of(*requests), ctx=ctx) == [0, 3, 5, 6, 4, 1, 2]
 
 
+@pytest.mark.parametrize("options", [{"weights": {"a": 1e-320}}, {"input_weight": 1e308}, {"output_weight": 1e-7}])
+def test_prices_whose_sums_would_be_no_numbers_are_refused(options):
+    with pytest.raises(ValueError, match="than or equal to"):
+        policy("vtc", **options)
+
+
+def test_the_widest_prices_give_an_order():
+    ranked = policy("vtc", input_weight=1e6, weights={"a": 1e-6, "b": 1e6})
+    requests = [{"tenant": i % 3, "prompt_len": 2**31} for i in range(9)]
+    ctx = context_of(tenants=("a", "b", "other"))
+    assert order_of(ranked, columns_of(*requests), ctx=ctx) == [0, 1, 2, 4, 7, 5, 8, 3, 6]
+
+
 def test_the_most_served_tenant_makes_room_first():
     guarded = GuardedSchedule(policy("vtc", weights={"b": 4.0}), "vtc", Health())
     ctx = context_of(tenants=("a", "b"))
