@@ -474,6 +474,19 @@ def test_the_scheduler_serves_tenants_alike():
     assert not h.stat("plugin_faults")
 
 
+@pytest.mark.stepwise
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_abort_does_not_make_what_was_computed_free(overlap):
+    charged = policy("vtc")
+    h = Harness(schedule=charged, overlap=overlap, lazy=True, chunk_tokens=64)
+    h.add("a", range(100), max_new_tokens=9, tenant="a")
+    h.step()
+    h.abort("a")
+    h.run()
+    assert h.stat("prefill_tokens") == 64
+    assert charged._counters == {0: 64.0}
+
+
 def test_one_ranking_takes_turns_by_what_each_request_will_cost():
     ranked = policy("vtc", weights={"heavy": 2.0})
     mix = [(0, 100), (0, 100), (0, 100), (1, 60), (1, 60), (2, 100), (2, 100)]

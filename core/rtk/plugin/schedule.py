@@ -213,7 +213,11 @@ class SchedulePolicy(ABC):
         return 0
 
     def on_progress(self, deltas: Sequence[Progress]) -> None:
-        """Told once a step, when its results are taken in, what was computed for whom."""
+        """Told once a step, when its results are taken in, what was computed for whom.
+
+        Prompts count also where the request has ended meanwhile, as by an abort; a decode row that was launched before
+        the end was known does not.
+        """
 
     def retract_key(self, view: RequestView) -> tuple[Any, ...]:
         """The place of a running request in the order of retraction: smaller goes first; the host's order breaks ties.

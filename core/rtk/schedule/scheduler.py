@@ -478,7 +478,7 @@ class Scheduler:
         sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
-            if result is not None and request.status is Status.RUNNING:
+            if result is not None and (row.start < request.fill_len or request.status is Status.RUNNING):
                 prefill = row.q_len if row.start < request.fill_len else 0
                 done.append((request, prefill, row.q_len - prefill))
             try:
