@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from rtk.errors import RtkError, printable
 from rtk_cli.cache import app as cache_app
 from rtk_cli.config import app as config_app
+from rtk_cli.explain import explain
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
 from rtk_cli.plugins import plugins
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.command()(explain)
 app.command()(plugins)
 app.command()(version)
 app.add_typer(model_app, name="model")

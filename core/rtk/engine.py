@@ -16,6 +16,7 @@ from rtk.config.models import Config
 from rtk.errors import RequestError
 from rtk.schedule.messages import CacheReport, Finish, PinState
 from rtk.serve.explanation import CacheExplanation
+from rtk.serve.request_explanation import RequestExplanation
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
 from rtk.serve.tokenizer_manager import Chat, Delta, GenerateRequest
 
@@ -188,6 +189,13 @@ class Engine:
     def explain(self, prompt: Prompt, *, cache_salt: str | None = None) -> CacheExplanation:
         """Why the prompt would hit the prefix cache as much as it does. Computes nothing."""
         return self._wait(self._manager.explain, _request(prompt, cache_salt=cache_salt))
+
+    def explain_request(self, rid: str) -> RequestExplanation:
+        """What became of the newest request with this `rid`, and why; see `stream`.
+
+        Raises `RequestError` where there is none in flight and none among the last that have ended.
+        """
+        return self._wait(self._manager.explain_request, _plain(rid))
 
     def pin(self, name: str, prompt: Prompt, *, ttl_s: float | None = None, cache_salt: str | None = None) -> PinState:
         """Keep the prompt in the prefix cache under a name; computes what is missing, and waits for that.

@@ -217,7 +217,7 @@ def test_b10_nothing_but_the_table_reaches_the_scheduler(http):
     assert {"tenant", "tokens", "namespace", "deadline_s", "lease", "pin", "status"} <= inner
     assert http.complete(**plain).json()["usage"] == http.complete(**plain, **dict.fromkeys(inner, 1)).json()["usage"]
     first, second = http.fake.of(NewRequest)
-    assert msgspec.structs.replace(second, rid=first.rid) == first
+    assert msgspec.structs.replace(second, rid=first.rid, name=first.name) == first
 
 
 def test_hostile_bodies_change_nothing_for_anybody_else(http):

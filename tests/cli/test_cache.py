@@ -130,7 +130,7 @@ def failure(*args: str) -> str:
 def test_without_the_key(http: Served, args: tuple[str, ...], key: tuple[str, ...]) -> None:
     assert failure(*args, "--url", http.base, *key) == (
         "administrators only: send the server's serve.admin_api_key as 'Authorization: Bearer KEY' (admin_unauthorized)"
-        "; rtk cache takes it from --admin-key or RTK_SERVE__ADMIN_API_KEY"
+        "; rtk takes it from --admin-key or RTK_SERVE__ADMIN_API_KEY"
     )
 
 

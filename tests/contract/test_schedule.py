@@ -46,6 +46,35 @@ class WritesIntoTheColumns(SchedulePolicy):
         return (columns.prompt_len,)
 
 
+class ReservesNothingKnown(SchedulePolicy):
+    def order(self, views, ctx):
+        return [view.id for view in views]
+
+    def chunk_reserve(self, columns, ctx):
+        return None
+
+
+class ForgetsAKey(ReservesNothingKnown):
+    chunk_reserve = SchedulePolicy.chunk_reserve
+
+    def retract_key(self, view):
+        return (view.id,) if view.id % 2 else ("even",)
+
+
+class Quarrels(ReservesNothingKnown):
+    chunk_reserve = SchedulePolicy.chunk_reserve
+
+    def preempts(self, waiting, running):
+        return True
+
+
+class ListensBadly(ReservesNothingKnown):
+    chunk_reserve = SchedulePolicy.chunk_reserve
+
+    def on_progress(self, deltas):
+        deltas[0].tokens += 1
+
+
 @pytest.mark.parametrize(
     ("policy", "check"),
     [
@@ -54,6 +83,10 @@ class WritesIntoTheColumns(SchedulePolicy):
         (AnswersNan, schedule.orders_are_permutations),
         (KeepsState, schedule.orders_are_repeatable),
         (WritesIntoTheColumns, schedule.facts_are_left_alone),
+        (ReservesNothingKnown, schedule.questions_are_answered),
+        (ForgetsAKey, schedule.questions_are_answered),
+        (Quarrels, schedule.questions_are_answered),
+        (ListensBadly, schedule.questions_are_answered),
         (DropsARequest, schedule.everybody_is_served),
     ],
     ids=lambda value: value.__name__,

@@ -57,7 +57,7 @@ UNUSABLE = {
     "no summary": ("summary=None", "has summary None; write one line of text"),
     "long summary": (r"summary='a\nb\x1b[31m'", r"has summary 'a\nb\x1b[31m'; write one line of text"),
     "target": ("target='fast.Fast'", "has target 'fast.Fast'; write 'module:object'"),
-    "requires": ("requires=frozenset({'moon'})", "requires moon; this rtk offers prefix_match, priority"),
+    "requires": ("requires=frozenset({'moon'})", "requires moon; this rtk offers prefix_match, tree, "),
     "options": ("options=dict", "has options <class 'dict'>, which are no subclass of rtk.plugin.Options"),
     "required option": ("options=Demanding", "url Field required"),
 }

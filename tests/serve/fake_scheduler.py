@@ -15,6 +15,7 @@ from rtk.schedule.messages import (
     CacheReport,
     Explain,
     Explained,
+    ExplainRequest,
     Finish,
     Flush,
     Flushed,
@@ -26,10 +27,12 @@ from rtk.schedule.messages import (
     Pinned,
     PinState,
     Refused,
+    RequestExplained,
     Stats,
     Unpin,
     Verdict,
 )
+from rtk.schedule.timeline import Overtaken, Timeline
 
 WAIT_S = 10
 STOP = Finish(reason="stop", matched=2)
@@ -54,6 +57,19 @@ class _Running:
 
 def refusal(new, status=400, code="refused", problem="no", where="prompt"):
     return Verdict(rid=new.rid, accepted=False, code=code, problem=problem, field=where, status=status)
+
+
+def timeline(**more):
+    """What a ledger tells of a request that has just come."""
+    return Timeline(
+        **{
+            "rid": "r", "state": "waiting", "age_s": 0.0, "end": None, "prompt_tokens": 4, "output_tokens": 0,
+            "waiting_at_arrival": 0, "started_s": None, "cached_tokens": 0, "queue_s": 0.0, "waits": (),
+            "behind": None, "overtaken": Overtaken(0, 0, True), "notes": (), "attempts": (), "chunks": (),
+            "chunk_count": 0, "forward_s": 0.0, "first_token": None, "decoding": None, "retractions": (),
+            "retraction_count": 0, **more,
+        }
+    )  # fmt: skip
 
 
 def saying(*ids, finish=LENGTH, bundle=1):
@@ -102,6 +118,7 @@ class FakeScheduler:
         self.received = []
         self.explanation = None
         self.pins = (GREETING,)
+        self.timeline = None
         self._changed = threading.Condition()
         self._inbox = queue.SimpleQueue()
         self._running = {}
@@ -184,6 +201,13 @@ class FakeScheduler:
                 yield CacheReport(id=number, **slots, namespaces=2, pinned=3, pin_budget=25, pins=self.pins)
             case Explain(id=number):
                 yield self._explained(number, message)
+            case ExplainRequest(id=number):
+                told = None if message.name == "nobody" else self.timeline or timeline(rid=message.name)
+                yield (
+                    RequestExplained(id=number, timeline=told)
+                    if told
+                    else Refused(id=number, problem="nobody knows it", code="unknown_request", field="rid", status=404)
+                )
             case Pin(id=number):
                 tokens = len(message.tokens) // 4
                 pin = PinState(

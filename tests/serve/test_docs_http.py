@@ -119,7 +119,8 @@ def test_every_endpoint_has_an_example_and_each_works(http):
         response = http.run(http.request(method, path, content=body))
         assert response.status_code == 200, (command, response.text)
         assert "x-rtk-ignored-fields" not in response.headers
-        called.add((method, path.replace("smollm2-135m-instruct", "{model}")))
+        path = path.replace("smollm2-135m-instruct", "{model}").replace("/requests/tide/", "/requests/{rid}/")
+        called.add((method, path))
     assert called == routes(http.app)
 
 

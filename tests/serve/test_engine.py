@@ -396,3 +396,13 @@ def test_as_a_context_manager(engine):
         assert one.generate("y").text == "z"
     with pytest.raises(RequestError, match="closed"):
         one.flush()
+
+
+def test_what_became_of_a_request(engine):
+    e = engine()
+    assert "".join(delta.text for delta in e.stream("abw", rid="mine")) == "xyz"
+    told = e.explain_request("mine")
+    assert (told.timeline.state, told.timeline.end, told.timeline.prompt_tokens) == ("finished", "stop", 3)
+    assert "None of its 3 prompt tokens came from the cache." in told.sentences
+    with pytest.raises(RequestError, match="no request 'other' is known"):
+        e.explain_request("other")

@@ -1,7 +1,7 @@
-"""What a node can hold beside the slots of full attention, and where K/V goes that leaves the device.
+"""What a node can hold beside the slots of full attention, where K/V goes that leaves the device, and who is told.
 
-Neither is filled yet. The tree calls them and knows nothing of their kinds: sliding-window layers and recurrent layers
-will each be a `Component`, host memory a `Tier`.
+Components and tiers are not filled yet. The tree calls them and knows nothing of their kinds: sliding-window layers and
+recurrent layers will each be a `Component`, host memory a `Tier`. A `Watcher` keeps account of matches.
 """
 
 from collections.abc import Sequence
@@ -50,3 +50,19 @@ class Tier(Protocol):
 
     def drop(self, handle: Any) -> None:
         """Forget a copy. Called once for each handle that `store` and `split` answered."""
+
+
+class Watcher(Protocol):
+    """Told of every change that can make a match longer or shorter. Must not raise, nor change the tree."""
+
+    def hung(self, leaf: Node) -> None:
+        """A new leaf hangs below its parent."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A node was cut in two, `lower` below `upper`; `lower` kept the id."""
+
+    def leaving(self, node: Node) -> None:
+        """A node is about to leave the tree, with all that hangs below it."""
+
+    def changed(self, node: Node) -> None:
+        """A node's K/V left the device for the tier, or came back, or a component's state was attached."""

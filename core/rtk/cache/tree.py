@@ -18,7 +18,7 @@ from rtk.cache.heap import EvictionHeap
 from rtk.cache.key import TOKEN_BYTES, Key, Namespace, common_prefix
 from rtk.cache.lease import Grown, Lease
 from rtk.cache.node import NO_CHILDREN, NO_MATCH, LockLedger, Match, Node, Root
-from rtk.cache.seams import Component, Stretch, Tier
+from rtk.cache.seams import Component, Stretch, Tier, Watcher
 from rtk.cache.slots import EMPTY, SlotAllocator, Slots
 from rtk.plugin.guard import GuardedEviction
 
@@ -59,10 +59,20 @@ class PrefixCache:
         self._splits_rekey = bool(policy.facts & {"size", "start"})
         self._components = tuple(components)
         self._tier = tier
+        self._watcher: Watcher | None = None
         self._roots: dict[Namespace, Root] = {}
         self._leases: set[Lease] = set()
         self._tick = 0
         self._version = 0
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher`, the only one, of every change from now on."""
+        self._watcher = watcher
+
+    @property
+    def plain(self) -> bool:
+        """Whether a match is whatever lies on the way down: there are no components, and no tier."""
+        return not self._components and self._tier is None
 
     # --- asking -------------------------------------------------------------------------------------------------
 
@@ -218,6 +228,8 @@ class PrefixCache:
         self._version += 1
         if self._splits_rekey and node.is_evictable_leaf:
             self._heap.offer(node)
+        if self._watcher is not None:
+            self._watcher.split(upper, node)
         return upper
 
     # --- called by Lease ----------------------------------------------------------------------------------------
@@ -285,6 +297,8 @@ class PrefixCache:
         parent.below += 1
         self.protected += leaf.size
         self._version += 1
+        if self._watcher is not None:
+            self._watcher.hung(leaf)
         if self._policy.on_insert is not None:
             self._policy.on_insert(leaf.view())
         return leaf
@@ -296,6 +310,8 @@ class PrefixCache:
         self.evictable += node.size
         self._version += 1
         self._lock(node, priority)
+        if self._watcher is not None:
+            self._watcher.changed(node)
         if self._policy.on_insert is not None:
             self._policy.on_insert(node.view())
 
@@ -309,6 +325,8 @@ class PrefixCache:
         states[at] = state
         node.states = tuple(states)
         self._version += 1
+        if self._watcher is not None:
+            self._watcher.changed(node)
         return True
 
     def release_lease(self, lease: Lease) -> None:
@@ -371,10 +389,14 @@ class PrefixCache:
             self._heap.offer(parent)
         if node.stored is None or forget:
             self._take_out(parent, node, now)
+        elif self._watcher is not None:
+            self._watcher.changed(node)
         if states:
             self._free(states)
 
     def _take_out(self, parent: Node, node: Node, now: float) -> None:
+        if self._watcher is not None:
+            self._watcher.leaving(node)
         page = node.tokens[: self._page_bytes]
         place = parent.namespace if isinstance(parent, Root) else parent.id
         what = (place, node.id, node.tokens, self._tick, now, self._policy.name)

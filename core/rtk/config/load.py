@@ -18,7 +18,7 @@ from rtk.config.models import Config, PluginSection, options_field
 from rtk.config.tree import config_model
 from rtk.errors import ConfigError, PluginError
 from rtk.plugin.host import installed
-from rtk.plugin.info import CAPABILITIES, KINDS
+from rtk.plugin.info import CAPABILITIES, KINDS, NEED_CACHE
 from rtk.plugin.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ def _plugin_problems(loaded: LoadedConfig, registry: Registry) -> Iterator[str]:
 def _switched_off(loaded: LoadedConfig) -> dict[str, str]:
     """The capabilities that this configuration takes away from plugins, and what does it."""
     if loaded.config.cache.disable:
-        return {"prefix_match": f"cache.disable = true ({loaded.sources['cache.disable']})"}
+        return dict.fromkeys(NEED_CACHE, f"cache.disable = true ({loaded.sources['cache.disable']})")
     return {}
 
 
@@ -281,8 +281,8 @@ def _choice_problems(section: PluginSection, off: Mapping[str, str], registry: R
         return
     if not hasattr(section, options_field(section.chosen)):
         yield f"{section.kind}.{section.chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
-    for capability in sorted(entry.plugin.requires & off.keys()):
+    if lacking := sorted(entry.plugin.requires & off.keys()):
+        what = " and ".join(f"{capability} ({CAPABILITIES[capability]})" for capability in lacking)
         yield (
-            f"requires {capability} ({CAPABILITIES[capability]}), which {off[capability]} switches off; "
-            f"drop that, or choose another {section.kind} plugin"
+            f"requires {what}, which {off[lacking[0]]} switches off; drop that, or choose another {section.kind} plugin"
         )

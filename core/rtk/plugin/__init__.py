@@ -12,7 +12,7 @@ from rtk.plugin.attention import (
 )
 from rtk.plugin.eviction import EvictionPolicy, NodeView
 from rtk.plugin.info import API_VERSION, Options, Plugin
-from rtk.plugin.schedule import Columns, RequestView, ScheduleContext, SchedulePolicy
+from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext, SchedulePolicy, TreeView
 from rtk.plugin.spec import hookimpl
 
 __all__ = [
@@ -29,9 +29,11 @@ __all__ = [
     "NodeView",
     "Options",
     "Plugin",
+    "Progress",
     "RequestView",
     "ScheduleContext",
     "SchedulePolicy",
+    "TreeView",
     "Workspace",
     "hookimpl",
 ]

@@ -7,23 +7,32 @@ heap); scheduling falls back to order of arrival for that step and asks the poli
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.errors import one_line
+from rtk.errors import MAX_REASON, one_line, printable
 from rtk.plugin.eviction import FACTS, EvictionPolicy, NodeView
 from rtk.plugin.foreign import contained
-from rtk.plugin.schedule import HOLD_LIMIT_S, ORDER_LIMIT, Columns, ScheduleContext, SchedulePolicy
+from rtk.plugin.ordering import Keys, Ordering
+from rtk.plugin.schedule import (
+    HOLD_LIMIT_S,
+    ORDER_LIMIT,
+    Columns,
+    Progress,
+    RequestView,
+    ScheduleContext,
+    SchedulePolicy,
+)
 
 log = logging.getLogger(__name__)
 
 HOST_EVICTION = "least recently used"
 EXACT_TYPES = frozenset({bool, int, str})
 KEY_TYPES = EXACT_TYPES | {float, np.float64}
-"""What eviction keys are made of: exactly these types; comparisons of a subclass's may fail.
+"""What keys of single things are made of: exactly these types; comparisons of a subclass's may fail.
 
 So may NumPy's with a huge int: its floats become Python's.
 """
@@ -89,20 +98,11 @@ class GuardedEviction:
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
-        if type(key) is not tuple or not key:
-            raise TypeError(f"answered a {type(key).__name__}, not a non-empty tuple")
+        checked, self._kinds = _comparable(key, self._kinds)
         types = tuple(map(type, key))
-        if not KEY_TYPES.issuperset(types) or any(part != part for part in key):
-            named = ", ".join(kind.__name__ for kind in types)
-            raise TypeError(f"answered a tuple of {named}: parts must be bool, int, float or str, and no NaN")
-        kinds = tuple(kind is str for kind in types)
-        if self._kinds is None:
-            self._kinds = kinds
-        elif kinds != self._kinds:
-            raise TypeError(f"answered {key!r}, which cannot be compared with its earlier keys")
         if EXACT_TYPES.issuperset(types):
             self._plain.add(types)
-        return tuple(float(part) if type(part) is np.float64 else part for part in key)
+        return checked
 
     def fault(self, problem: str) -> None:
         """Give the policy up."""
@@ -134,8 +134,22 @@ class GuardedEviction:
         return tell
 
 
+def _comparable(key: Any, kinds: tuple[bool, ...] | None) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
+    """A key that compares with others of the kinds (which parts are text), and its own kinds. Raises `TypeError`."""
+    if type(key) is not tuple or not key:
+        raise TypeError(f"answered a {type(key).__name__}, not a non-empty tuple")
+    types = tuple(map(type, key))
+    if not KEY_TYPES.issuperset(types) or any(part != part for part in key):
+        named = ", ".join(kind.__name__ for kind in types)
+        raise TypeError(f"answered a tuple of {named}: parts must be bool, int, float or str, and no NaN")
+    own = tuple(kind is str for kind in types)
+    if own != (kinds or own):
+        raise TypeError(f"answered {key!r}, which cannot be compared with its earlier keys")
+    return tuple(float(part) if type(part) is np.float64 else part for part in key), own
+
+
 class GuardedSchedule:
-    """A schedule policy whose answers are permutations and masks of the right shape.
+    """A schedule policy whose answers are permutations, masks, numbers and keys of the right shape.
 
     What the host needs afterwards is read before the policy sees it, and an answer is used as a plain array.
     """
@@ -145,26 +159,57 @@ class GuardedSchedule:
         self._name = f"schedule plugin {name!r}"
         self._health = health
         self._ranks = type(policy).rank is not SchedulePolicy.rank
+        self._retract_kinds: tuple[bool, ...] | None = None
+        self.reserves = self._overrides("chunk_reserve")
+        """Whether the policy cares for these: the host need not ask one that does not."""
+        self.listens = self._overrides("on_progress")
+        self.has_retract_key = self._overrides("retract_key")
+        self.may_preempt = self._overrides("preempts")
+        self.in_batch_len: int = self._try("in_batch_len", self._in_batch_len) or SchedulePolicy.in_batch_len
+        """Tokens that two prompts must begin with to be told as sharing a prefix."""
 
-    def order(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
-        """Positions of `columns`, the first to run first, without those on hold. O(n log n)."""
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self._policy), method) is not getattr(SchedulePolicy, method)
+
+    def order(self, columns: Columns, ctx: ScheduleContext) -> Ordering:
+        """Positions of `columns`, the first to run first, without those on hold. O(n), more as more are asked for."""
         count, idle = len(columns), not ctx.running
-        waited = ctx.now - columns.arrival_s[0] if count else 0.0
+        waited = ctx.now - columns.arrival_s.min() if count else 0.0
         what, ask = ("rank", self._ranked) if self._ranks else ("order", self._listed)
-        order = self._try(what, ask, columns, ctx)
-        order = np.arange(count) if order is None else order
+        keys: Keys = self._try(what, ask, columns, ctx) or ()
         held: NDArray[np.bool_] | None = self._try("hold", self._held, columns, ctx)
-        if held is None:
-            return order
-        if idle and held.all() and waited >= HOLD_LIMIT_S:
+        if held is not None and idle and held.all() and waited >= HOLD_LIMIT_S:
             problem = f"hold() keeps everybody from an idle engine, the first for {waited:.0f} s"
             self._health.fault(self._name, problem, INSTEAD["hold"])
-            return order
-        return order[~held[order]]
+            held = None
+        return Ordering(count, keys, held)
 
     def prefer_decode(self, ctx: ScheduleContext) -> bool:
         """Whether new requests wait in this step. Never while nothing runs."""
         return bool(ctx.running and self._try("prefer_decode", lambda: bool(self._policy.prefer_decode(ctx))))
+
+    def chunk_reserve(self, columns: Columns, ctx: ScheduleContext) -> int:
+        """Tokens that the next piece of `ctx.chunked` leaves to others, 0 or more."""
+        return self._try("chunk_reserve", self._reserved, columns, ctx) or 0 if self.reserves else 0
+
+    def on_progress(self, deltas: Sequence[Progress]) -> None:
+        """Tell the policy what was computed for whom."""
+        if self.listens:
+            self._try("on_progress", self._policy.on_progress, deltas)
+
+    def retract_key(self, view: RequestView) -> tuple[Any, ...]:
+        """The policy's key of a running request, comparable with all others; () where it has none."""
+        return self._try("retract_key", self._retract_key, view) or () if self.has_retract_key else ()
+
+    def preempts(self, waiting: RequestView, running: RequestView) -> bool:
+        """Whether `running` is to make room for `waiting`."""
+        if not self.may_preempt:
+            return False
+        return bool(self._try("preempts", lambda: bool(self._policy.preempts(waiting, running))))
+
+    def fallbacks(self, ctx: ScheduleContext) -> list[str]:
+        """What the policy has said of ordering by another rule than its own, one line each."""
+        return self._try("fallbacks", lambda: [_line(said) for said in list(ctx.fallbacks)]) or []
 
     def _try(self, what: str, ask: Callable[..., Any], *args: Any) -> Any:
         """What `ask` answers, or None where the policy failed."""
@@ -176,28 +221,43 @@ class GuardedSchedule:
             self._health.fault(self._name, f"{what}() failed: {one_line(error)}", INSTEAD[what])
             return None
 
-    def _ranked(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
+    def _ranked(self, columns: Columns, ctx: ScheduleContext) -> Keys:
         count = len(columns)
         answer = self._policy.rank(columns, ctx)
         if not isinstance(answer, tuple):
             raise TypeError(f"answered a {type(answer).__name__}, not a tuple of arrays")
-        keys = [_array(key, "biuf", count) for key in answer]
+        keys = tuple(_array(key, "biuf", count) for key in answer)
         if any(key.dtype.kind == "f" and np.isnan(key).any() for key in keys):
             raise ValueError("answered NaN")
-        return np.lexsort((np.arange(count), *reversed(keys)))
+        return keys
 
-    def _listed(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.int64]:
+    def _listed(self, columns: Columns, ctx: ScheduleContext) -> Keys:
         views, count = columns.views()[:ORDER_LIMIT], len(columns)
         place = {view.id: i for i, view in enumerate(views)}
         ids = list(itertools.islice(self._policy.order(views, ctx), len(place) + 1))
         if len(ids) != len(place) or set(ids) != set(place):
             raise ValueError(f"did not answer each of the {len(place)} ids it was given once, and no other")
-        return np.array([*(place[i] for i in ids), *range(len(place), count)], dtype=np.int64)
+        order = np.arange(count)
+        order[[place[i] for i in ids]] = np.arange(len(ids))
+        return (order,)
 
     def _held(self, columns: Columns, ctx: ScheduleContext) -> NDArray[np.bool_] | None:
         count = len(columns)
         held = self._policy.hold(columns, ctx)
         return None if held is None else _array(held, "b", count)
+
+    def _reserved(self, columns: Columns, ctx: ScheduleContext) -> int:
+        return max(0, _integer(self._policy.chunk_reserve(columns, ctx)))
+
+    def _retract_key(self, view: RequestView) -> tuple[Any, ...]:
+        key, self._retract_kinds = _comparable(self._policy.retract_key(view), self._retract_kinds)
+        return key
+
+    def _in_batch_len(self) -> int:
+        length = _integer(self._policy.in_batch_len)
+        if length < 1:
+            raise ValueError(f"is {length}, not a number of tokens from 1 up")
+        return length
 
 
 INSTEAD = {
@@ -205,6 +265,12 @@ INSTEAD = {
     "order": "order of arrival",
     "hold": "no hold",
     "prefer_decode": "prefill first",
+    "chunk_reserve": "no reserve",
+    "on_progress": "nothing",
+    "retract_key": "its own order",
+    "preempts": "no preemption",
+    "fallbacks": "no note",
+    "in_batch_len": f"{SchedulePolicy.in_batch_len}",
 }
 """What the host does where a method of a schedule policy fails."""
 
@@ -217,3 +283,16 @@ def _array(answer: Any, kinds: str, count: int) -> NDArray[Any]:
     if array.shape != (count,) or array.dtype.kind not in kinds:
         raise ValueError(f"answered an array of {array.dtype} and shape {array.shape} for {count} requests")
     return array
+
+
+def _integer(answer: Any) -> int:
+    """A policy's answer as a plain integer."""
+    if type(answer) is not int and not isinstance(answer, np.integer):
+        raise TypeError(f"answered a {type(answer).__name__}, not an integer")
+    return int(answer)
+
+
+def _line(said: Any) -> str:
+    if type(said) is not str:
+        raise TypeError(f"a fallback is named by a {type(said).__name__}, not by a line of text")
+    return printable(said)[:MAX_REASON]

@@ -13,9 +13,16 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 CAPABILITIES: dict[str, str] = {
     "prefix_match": "the prefix cache, for matched lengths of waiting requests",
+    "tree": "the prefix cache, for the part of its tree in which waiting requests end",
+    "in_batch_check": "the marks of waiting requests that begin like an earlier one",
     "priority": "the priorities that clients give requests; they are named as without effect where nobody reads them",
+    "routing_key": "the keys that clients group requests by",
+    "tenant": "whose each request is",
 }
-"""What `Plugin.requires` may name, and what the host must have switched on for it."""
+"""What `Plugin.requires` may name, and what the host must have switched on, or keep account of, for it."""
+
+NEED_CACHE = frozenset({"prefix_match", "tree"})
+"""The capabilities that are gone where the prefix cache is switched off."""
 
 
 class Options(BaseModel):

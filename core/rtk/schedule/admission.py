@@ -72,6 +72,8 @@ class Attempt(NamedTuple):
     selected: int
     """Of these, computed in this step."""
     charge: int
+    locked: int
+    """Cached slots that it takes from the balances by locking them."""
     before: Balances
     after: Balances
     verdict: Verdict
@@ -264,7 +266,7 @@ def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Cont
     elif accounts.current < accounts.border:
         reason = "kv"
     accounts.cut |= not piece
-    _note(accounts, request, start, piece, charge(piece, answer, page), before, reason)
+    _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason)
     return Continuation(request, start + piece) if piece else None
 
 
@@ -285,7 +287,7 @@ def _admit(request: Request, accounts: _Accounts, cache: PrefixCache) -> Admissi
         accounts.total -= locked
         accounts.rows -= 1
         accounts.spend(piece, answer if piece == uncached else 0, cut=piece < uncached)
-    _note(accounts, request, match.length, piece, cost, before, reason)
+    _note(accounts, request, match.length, piece, cost, locked, before, reason)
     return Admission(request, match, match.length + piece) if piece else None
 
 
@@ -298,10 +300,17 @@ def _fits(request: Request, match: Match, accounts: _Accounts, locked: int, lack
 
 
 def _note(
-    accounts: _Accounts, request: Request, prefix: int, piece: int, cost: int, before: Balances, reason: Reason
+    accounts: _Accounts,
+    request: Request,
+    prefix: int,
+    piece: int,
+    cost: int,
+    locked: int,
+    before: Balances,
+    reason: Reason,
 ) -> None:
     verdict: Verdict = "CONTINUE" if piece else "NO_TOKEN" if reason == "kv" else "OTHER"
-    lengths = (prefix, request.fill_len - prefix, piece, cost)
+    lengths = (prefix, request.fill_len - prefix, piece, cost, locked)
     accounts.attempts.append(Attempt(request.rid, *lengths, before, accounts.balances(), verdict, reason))
 
 

@@ -9,8 +9,10 @@ from rtk.cache.pools import Pools
 from rtk.cache.req_table import ReqTable
 from rtk.cache.slots import SlotAllocator
 from rtk.cache.tree import PrefixCache
+from rtk.errors import ConfigError
 from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.guard import GuardedEviction, GuardedSchedule, Health
+from rtk.plugin.info import NEED_CACHE
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.cache_desk import CacheDesk
@@ -28,8 +30,8 @@ class Policies:
     eviction_name: str
     schedule: SchedulePolicy
     schedule_name: str
-    match_prefixes: bool
-    """Whether the schedule policy asks for matched lengths."""
+    schedule_requires: frozenset[str]
+    """What the schedule policy asks for, see `rtk.plugin.info.CAPABILITIES`."""
     read_priority: bool = False
     """Whether one of them reads the priorities of requests."""
     read_routing_key: bool = False
@@ -52,8 +54,13 @@ def build_scheduler(
     """A scheduler with an empty cache.
 
     `pin_budget` is in tokens, by default a quarter of the pool; `clock` answers seconds; `rng` is the source of all
-    unseeded randomness.
+    unseeded randomness. Raises `ConfigError` for a policy that needs what is switched off.
     """
+    if not cache_enabled and (lacking := sorted(policies.schedule_requires & NEED_CACHE)):
+        raise ConfigError(
+            f"schedule policy {policies.schedule_name!r} requires {' and '.join(lacking)}, and the prefix cache is "
+            "switched off (cache.disable); drop that, or choose another schedule plugin"
+        )
     health = Health()
     allocator = SlotAllocator(limits.pool_tokens, limits.page_size)
     table = ReqTable(limits.max_running, ceil_page(limits.context_length, limits.page_size))
@@ -65,7 +72,7 @@ def build_scheduler(
     return Scheduler(
         pools=pools,
         desk=CacheDesk(pools, pins, limits, clock),
-        queue=WaitingQueue(schedule, cache, match_prefixes=policies.match_prefixes),
+        queue=WaitingQueue(schedule, cache, requires=policies.schedule_requires),
         executor=executor,
         limits=limits,
         settings=settings,

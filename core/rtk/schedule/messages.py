@@ -11,6 +11,7 @@ import msgspec
 from rtk.cache.explain import Explanation, Search
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
 from rtk.schedule.params import SamplingParams
+from rtk.schedule.timeline import Timeline
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -68,6 +69,13 @@ class Explain(Question, frozen=True, tag=True):
     """Look at other namespaces too."""
 
 
+class ExplainRequest(Question, frozen=True, tag=True):
+    """What became of a request, and why. Answered by `RequestExplained`."""
+
+    name: str
+    """The client's id; of several, the newest request."""
+
+
 class Pin(Question, frozen=True, tag=True):
     """Compute a prefix, cached or not, and keep it. Answered by `Pinned` once it is there."""
 
@@ -84,7 +92,7 @@ class Unpin(Question, frozen=True, tag=True):
     name: str
 
 
-Inbound = NewRequest | Abort | Flush | GetStats | GetCache | Explain | Pin | Unpin
+Inbound = NewRequest | Abort | Flush | GetStats | GetCache | Explain | ExplainRequest | Pin | Unpin
 
 
 class Verdict(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -193,4 +201,10 @@ class Explained(Answer, frozen=True, tag=True):
     """Set where the question asks for it."""
 
 
-Outbound = Verdict | Output | Refused | Flushed | Stats | Pinned | CacheReport | Explained
+class RequestExplained(Answer, frozen=True, tag=True):
+    """The answer to `ExplainRequest`."""
+
+    timeline: Timeline
+
+
+Outbound = Verdict | Output | Refused | Flushed | Stats | Pinned | CacheReport | Explained | RequestExplained

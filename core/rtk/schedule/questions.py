@@ -6,6 +6,7 @@ from rtk.errors import RequestError
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.messages import (
     Explain,
+    ExplainRequest,
     Flush,
     GetCache,
     GetStats,
@@ -14,6 +15,7 @@ from rtk.schedule.messages import (
     Pin,
     Question,
     Refused,
+    RequestExplained,
     Stats,
     Unpin,
 )
@@ -33,6 +35,9 @@ class Books(Protocol):
     def stats(self) -> dict[str, int | float]:
         """Counters and gauges."""
 
+    def explain_request(self, question: ExplainRequest) -> RequestExplained | Refused:
+        """What became of a request."""
+
     def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
         """Accept a request, or raise `RequestError`."""
 
@@ -49,6 +54,8 @@ def answer(question: Question, books: Books, desk: CacheDesk) -> Outbound | None
                 return desk.report(question.id, books.held())
             case Explain():
                 return desk.explain(question)
+            case ExplainRequest():
+                return books.explain_request(question)
             case Pin():
                 books.enqueue(_prefill(question), question)
                 return None
@@ -62,4 +69,5 @@ def answer(question: Question, books: Books, desk: CacheDesk) -> Outbound | None
 def _prefill(pin: Pin) -> NewRequest:
     """The request that computes the prefix and generates nothing; its end answers the pin."""
     params = SamplingParams(max_new_tokens=0, seed=0)  # a seed of its own would move those of later requests
-    return NewRequest(rid=f"pin:{pin.id}", tokens=pin.tokens, params=params, namespace=pin.namespace)
+    rid, name = f"pin:{pin.id}", f"pin:{pin.name}"
+    return NewRequest(rid=rid, tokens=pin.tokens, params=params, namespace=pin.namespace, name=name)

@@ -1,85 +1,284 @@
-"""The waiting requests, in order of arrival, and the columns that policies rank."""
+"""The waiting requests: their order, and what policies know of them."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rtk.cache.tree import PrefixCache
 from rtk.plugin.guard import GuardedSchedule
-from rtk.plugin.schedule import Columns, ScheduleContext
+from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext
 from rtk.schedule.request import Request
+from rtk.schedule.shared_prefixes import SharedPrefixes
+from rtk.schedule.waiting_columns import WaitingColumns
+from rtk.schedule.waiting_matches import WaitingMatches
+
+FRONT = 1 << 48
+"""Retracted requests stand before all arrivals, in order of arrival among themselves."""
+
+KEPT = {
+    "id": int,
+    "arrival_s": float,
+    "prompt_len": int,
+    "max_new_tokens": int,
+    "matched_len": int,
+    "priority": int,
+    "output_len": int,
+    "stored_len": int,
+    "shares_prefix": bool,
+    "tenant": int,
+    "retractions": int,
+    "prefilled_at_arrival": int,
+    "spot": int,
+    "key": int,
+}
+"""The columns that live from step to step: those of `Columns`, and what the others are made of."""
+
+
+class Numbers:
+    """Small numbers for names, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self.names: tuple[str, ...] = ()
+
+    def of(self, name: str) -> int:
+        """The number of a name, the same for ever. O(1)."""
+        number = self._numbers.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names += (name,)
+        return number
+
+
+class Keys:
+    """Small numbers for the routing keys of waiting requests: clients may think of any number of them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, list[int]] = {}  # key -> number, requests
+        self._free: list[int] = []
+        self._made = 1
+
+    def add(self, key: str) -> int:
+        """The number of a key, as long as a request with it waits; 0 for no key. O(1)."""
+        if not key:
+            return 0
+        if key not in self._numbers:
+            if not self._free:
+                self._free.append(self._made)
+                self._made += 1
+            self._numbers[key] = [self._free.pop(), 0]
+        number = self._numbers[key]
+        number[1] += 1
+        return number[0]
+
+    def remove(self, key: str) -> None:
+        """One request with the key waits no more. O(1)."""
+        if key:
+            number = self._numbers[key]
+            number[1] -= 1
+            if not number[1]:
+                self._free.append(self._numbers.pop(key)[0])
+
+    def counted(self, keys: Iterable[str]) -> NDArray[np.int64]:
+        """How often each number's key is among `keys`."""
+        table = np.zeros(self._made, dtype=np.int64)
+        for key, count in Counter(keys).items():
+            if key in self._numbers:
+                table[self._numbers[key][0]] = count
+        return table
 
 
 class WaitingQueue:
-    """Requests that wait. Ranked once a step by the policy; admission takes them out."""
+    """Requests that wait. Ranked once a step by the policy; admission takes them out.
 
-    def __init__(self, policy: GuardedSchedule, cache: PrefixCache, *, match_prefixes: bool) -> None:
-        """`match_prefixes`: look every waiting request up in the cache each step, for a policy that asks for it."""
+    What policies see of them is kept from step to step; a step costs O(n) at memory speed.
+    """
+
+    def __init__(self, policy: GuardedSchedule, cache: PrefixCache, *, requires: frozenset[str]) -> None:
+        """`requires`: what the policy asks for, see `rtk.plugin.info.CAPABILITIES`."""
         self._policy = policy
-        self._cache = cache
-        self._match_prefixes = match_prefixes
-        self._waiting: dict[str, Request] = {}
+        self._page_size = cache.page_size
+        self._columns = WaitingColumns(KEPT)
+        self._waiting: dict[int, Request] = {}  # by place
+        self._matches = WaitingMatches(cache) if requires & {"prefix_match", "tree"} else None
+        self._shows_tree = "tree" in requires
+        self._shared = SharedPrefixes(policy.in_batch_len) if "in_batch_check" in requires else None
+        self._keys = Keys() if "routing_key" in requires else None
+        self._tenants = Numbers() if "tenant" in requires else None
+        self._prefilled_total = 0
+        self.fallbacks = 0
+        """Rankings in which the policy ordered by another rule than its own."""
+        self.note = ""
+        """What the policy said of that in the last ranking; empty: it followed its own rule."""
+        self.held: list[Request] = []
+        """Whom the policy kept out of the last ranking."""
+        self.listens = policy.listens
+        """Whether the policy wants to be told of progress."""
+        self.has_retract_key = policy.has_retract_key
+        """Whether the policy has an order of retraction."""
+        self.may_preempt = policy.may_preempt
+        """Whether the policy may want running requests to make room for waiting ones."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._waiting.values())
+        """In order of arrival, the retracted first. O(n log n)."""
+        return (self._waiting[place] for place in sorted(self._waiting))
+
+    def __contains__(self, request: Request) -> bool:
+        return self._waiting.get(_place(request)) is request
+
+    # --- coming and going ---------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Append an arrival. O(1)."""
-        self._waiting[request.rid] = request
+        """An arrival, or one that was retracted and counts that already: it goes before all that were not.
 
-    def remove(self, request: Request) -> None:
-        """Take a request out. O(1)."""
-        del self._waiting[request.rid]
+        O(1) amortised for an arrival, O(n) at memory speed for a retracted one, and a look-up in the cache if the
+        policy asks for matches.
+        """
+        place = _place(request)
+        self._waiting[place] = request
+        self._columns.add(
+            place,
+            id=request.id,
+            arrival_s=request.arrival_s,
+            prompt_len=request.prompt_len,
+            max_new_tokens=request.max_new_tokens,
+            priority=request.priority,
+            output_len=request.fill_len - request.prompt_len,
+            retractions=request.retractions,
+            prefilled_at_arrival=request.prefilled_at_arrival,
+            tenant=self._tenants.of(request.tenant) if self._tenants else 0,
+            key=self._keys.add(request.routing_key) if self._keys else 0,
+        )
+        if self._matches:
+            self._matches.add(place, request.key, request.fill_len - 1)
+        if self._shared:
+            self._shared.add(place, request.key)
 
     def put_back(self, request: Request) -> None:
-        """A request that was retracted waits again, before all others. O(n)."""
-        self._waiting = {request.rid: request, **self._waiting}
+        """A request that was retracted: `add`, under the name of what it does."""
+        assert request.retractions, "a request is put back that was never retracted"
+        self.add(request)
 
-    @property
-    def preempting(self) -> bool:
-        """Whether the policy lets waiting requests take the place of running ones."""
-        return False
+    def remove(self, request: Request) -> None:
+        """Take a request out. O(1) amortised; O(log n) where the policy checks for shared prefixes."""
+        place = _place(request)
+        del self._waiting[place]
+        self._columns.remove(place)
+        if self._matches:
+            self._matches.remove(place)
+        if self._shared:
+            self._shared.remove(place)
+        if self._keys:
+            self._keys.remove(request.routing_key)
 
-    def preempts(self, waiting: Request, running: Request) -> bool:
-        """Whether `waiting` may take the place of `running`."""
-        return False
-
-    def retract_key(self, request: Request) -> tuple[int, ...]:
-        """The policy's key of a running request: smaller is retracted first."""
-        return ()
-
-    def chunk_reserve(self, ctx: ScheduleContext) -> int:
-        """Tokens of a step that the chunked request leaves to others."""
-        return 0
+    # --- asking the policy --------------------------------------------------------------------------------------
 
     def prefers_decode(self, ctx: ScheduleContext) -> bool:
         """Whether the policy wants this step for those who run."""
         return self._policy.prefer_decode(ctx)
 
-    def ranked(self, ctx: ScheduleContext, prefilled_total: int) -> list[Request]:
-        """The waiting requests, first to run first, without those on hold. O(n log n), plus the matches."""
-        waiting = list(self._waiting.values())
-        if not waiting:
-            return []
-        order = self._policy.order(self._columns(waiting, prefilled_total), ctx)
-        return [waiting[i] for i in order.tolist()]
+    def ranked(self, ctx: ScheduleContext, running: Iterable[Request] = ()) -> Iterator[Request]:
+        """The waiting requests, first to run first, without those on hold; the queue must not change meanwhile.
 
-    def _columns(self, waiting: list[Request], prefilled_total: int) -> Columns:
-        matched = [self._matched(request) for request in waiting]
-        return Columns(
-            id=np.array([r.id for r in waiting], dtype=np.int64),
-            arrival_s=np.array([r.arrival_s for r in waiting], dtype=np.float64),
-            prompt_len=np.array([r.prompt_len for r in waiting], dtype=np.int64),
-            max_new_tokens=np.array([r.max_new_tokens for r in waiting], dtype=np.int64),
-            matched_len=np.array(matched, dtype=np.int64),
-            prefilled_since_arrival=np.array([prefilled_total - r.prefilled_at_arrival for r in waiting], np.int64),
-            priority=np.array([r.priority for r in waiting], dtype=np.int64),
+        O(n) at memory speed for the first, O(n log n) for all. `running` counts for policies that read routing keys.
+        """
+        self.note, self.held = "", []
+        if not self._waiting:
+            return iter(())
+        columns, ctx = self._shown(ctx, running)
+        order = self._policy.order(columns, ctx)
+        if said := self._policy.fallbacks(ctx):
+            self.fallbacks += 1
+            self.note = "; ".join(said)
+        places = self._columns.column("place")
+        if len(order) < len(places):
+            self.held = [self._waiting[int(place)] for place in np.delete(places, order.tolist())]
+        return (self._waiting[int(places[position])] for position in order)
+
+    def chunk_reserve(self, ctx: ScheduleContext, chunked: Request) -> int:
+        """Tokens of the step that the next piece of `chunked` leaves to waiting requests. O(n) at memory speed."""
+        if not self._policy.reserves or not self._waiting:
+            return 0
+        columns, ctx = self._shown(ctx)
+        return self._policy.chunk_reserve(columns, dataclasses.replace(ctx, chunked=self.view(chunked)))
+
+    def progressed(self, done: Iterable[tuple[Request, int, int]]) -> None:
+        """Tell the policy what a step computed: for each request tokens of its prefill, and tokens it decoded."""
+        if self.listens:
+            self._policy.on_progress([Progress(r.id, self._tenant(r), prefill, decode) for r, prefill, decode in done])
+
+    def retract_key(self, running: Request) -> tuple[Any, ...]:
+        """The policy's place for a running request in the order of retraction; () where it has none."""
+        return self._policy.retract_key(self.view(running)) if self.has_retract_key else ()
+
+    def preempts(self, waiting: Request, running: Request) -> bool:
+        """Whether the policy wants `running` to make room for `waiting`."""
+        return self.may_preempt and self._policy.preempts(self.view(waiting), self.view(running))
+
+    def view(self, request: Request) -> RequestView:
+        """One request as policies see it, that waits or runs. O(log n)."""
+        matched = stored = shares = 0
+        if request not in self:
+            matched = min(request.computed_len, request.fill_len)
+        else:
+            self._settle()
+            at = self._columns.positions([_place(request)])[0]
+            matched, stored, shares = (
+                self._columns.column(name)[at].item() for name in ("matched_len", "stored_len", "shares_prefix")
+            )
+        return RequestView(
+            id=request.id,
+            arrival_s=request.arrival_s,
+            prompt_len=request.prompt_len,
+            max_new_tokens=request.max_new_tokens,
+            matched_len=matched,
+            prefilled_since_arrival=self._prefilled_total - request.prefilled_at_arrival,
+            priority=request.priority,
+            output_len=len(request.output),
+            stored_len=stored,
+            shares_prefix=bool(shares),
+            tenant=self._tenant(request),
+            retractions=request.retractions,
         )
 
-    def _matched(self, request: Request) -> int:
-        if not self._match_prefixes:
-            return 0
-        return self._cache.peek(request.key, limit=request.fill_len - 1).length
+    def _tenant(self, request: Request) -> int:
+        return self._tenants.of(request.tenant) if self._tenants else 0
+
+    # --- what it sees -------------------------------------------------------------------------------------------
+
+    def _shown(self, ctx: ScheduleContext, running: Iterable[Request] = ()) -> tuple[Columns, ScheduleContext]:
+        """Copies of the columns, and the context with what the queue knows."""
+        self._settle()
+        self._prefilled_total = ctx.prefilled_total
+        kept: dict[str, NDArray[Any]] = {name: self._columns.column(name).copy() for name in KEPT}
+        since, spots, keys = ctx.prefilled_total - kept.pop("prefilled_at_arrival"), kept.pop("spot"), kept.pop("key")
+        counts = self._keys.counted(r.routing_key for r in running) if self._keys else np.zeros(1, np.int64)
+        return Columns(**kept, prefilled_since_arrival=since, running_with_key=counts[keys]), dataclasses.replace(
+            ctx,
+            page_size=self._page_size,
+            tenants=self._tenants.names if self._tenants else (),
+            tree=self._matches.tree(spots) if self._matches and self._shows_tree else None,
+        )
+
+    def _settle(self) -> None:
+        """Bring the columns up to date. O(what has changed), and O(n) at memory speed where requests have left."""
+        self._columns.settle()
+        if self._matches:
+            places, *facts = self._matches.changes()
+            at = self._columns.positions(places)
+            for name, values in zip(("matched_len", "stored_len", "spot"), facts, strict=True):
+                self._columns.write(name, at, values)
+        if self._shared and self._shared.changed:
+            changed, self._shared.changed = self._shared.changed, {}
+            self._columns.write("shares_prefix", self._columns.positions(list(changed)), changed.values())
+
+
+def _place(request: Request) -> int:
+    """Where a request stands, by its number of arrival."""
+    return request.id - FRONT if request.retractions else request.id

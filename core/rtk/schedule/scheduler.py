@@ -13,15 +13,17 @@ from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import AdmissionPlan, CommitError, Lack, balance, commit, plan_admission
+from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, Lack, balance, commit, plan_admission
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compose import compose
 from rtk.schedule.executor import Executor
 from rtk.schedule.flight import Flight, launch
+from rtk.schedule.ledger import Ledger, Prefill
 from rtk.schedule.messages import (
     Abort,
+    ExplainRequest,
     Finish,
     Flush,
     Inbound,
@@ -30,6 +32,8 @@ from rtk.schedule.messages import (
     Output,
     Pin,
     Question,
+    Refused,
+    RequestExplained,
     Verdict,
 )
 from rtk.schedule.params import SamplingParams
@@ -41,6 +45,7 @@ from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_o
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.time_limits import TimeLimits
+from rtk.schedule.timeline import Cause, RetractedFor
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +112,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._running = Running(pools)
+        self._ledger = Ledger()
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._watch = RetractionWatch()
         self._retracted_last: Request | None = None
@@ -183,6 +189,7 @@ class Scheduler:
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
         self._queue.add(request)
+        self._ledger.arrived(request, new.name, request.arrival_s)
 
     def _check_queue(self) -> None:
         """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
@@ -280,7 +287,14 @@ class Scheduler:
     def _launch(self, batch: list[Request]) -> Flight:
         self._steps += 1
         writes, self._running.writes = self._running.writes, []
-        return launch(self._executor, compose(self._steps, batch, self._pools.table, writes), batch)
+        plan = compose(self._steps, batch, self._pools.table, writes)
+        prefills = [
+            Prefill(request, row.start, row.start + row.q_len)
+            for request, row in zip(batch, plan.rows, strict=True)
+            if row.start < request.fill_len
+        ]
+        self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
+        return launch(self._executor, plan, batch)
 
     def _settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -303,32 +317,44 @@ class Scheduler:
             if running.flight:
                 self._settle()  # who makes room must not be in flight
             else:
-                self._retract(victims, f"preempted by {plan.attempts[-1].rid}")
+                self._retract(victims, "preempted", [plan.attempts[-1].rid])
             plan = self._plan(ctx)
         return self._commit(plan)
 
     def _may_prefill(self, ctx: ScheduleContext) -> bool:
         """The gates before anybody is looked at: somebody waits, decoding is not preferred, the batch is not full."""
         running, queue = self._running, self._queue
-        if not (len(queue) or running.chunked) or queue.prefers_decode(ctx):
+        if not (len(queue) or running.chunked):
+            return False
+        if queue.prefers_decode(ctx):
+            self._planned(gate="decode")
             return False
         if self._full_at is not None and balance(self._pools, running.requests, self._ratio.value) > self._full_at:
             self._full_at = None
-        full = self._full_at is not None or not self._pools.table.free_rows
-        return bool(running.chunked or not full or queue.preempting)
+        full: Cause | None = "kv" if self._full_at is not None else None if self._pools.table.free_rows else "rows"
+        if running.chunked or not full or queue.may_preempt:
+            return True
+        self._planned(gate=full)
+        return False
+
+    def _planned(self, attempts: tuple[Attempt, ...] = (), gate: Cause | None = None) -> None:
+        step, rho, now = self._steps + 1, self._ratio.value, self._clock()
+        self._ledger.planned(step, attempts, rho, now, gate=gate, note=self._queue.note, held=self._queue.held)
 
     def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
         running, queue = self._running, self._queue
-        return plan_admission(
-            queue.ranked(ctx, self.counters["prefill_tokens"]),
+        plan = plan_admission(
+            queue.ranked(ctx, running.requests),
             running.requests,
             self._pools,
             self._limits,
             ratio=self._ratio.value,
             chunked=running.chunked,
-            chunk_reserve=queue.chunk_reserve(ctx) if running.chunked else 0,
+            chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
             decoding=running.decoding() if self._settings.mixed_chunk else (),
         )
+        self._planned(plan.attempts)
+        return plan
 
     def _commit(self, plan: AdmissionPlan) -> list[Request]:
         """Let the plan become true; nobody, where that fails."""
@@ -375,7 +401,12 @@ class Scheduler:
         return [r for r in rows if r.status is Status.RUNNING]
 
     def _context(self) -> ScheduleContext:
-        return ScheduleContext(now=self._clock(), rng=self._policy_rng, running=len(self._running.decoding()))
+        return ScheduleContext(
+            now=self._clock(),
+            rng=self._policy_rng,
+            running=len(self._running.decoding()),
+            prefilled_total=self.counters["prefill_tokens"],
+        )
 
     # --- making room --------------------------------------------------------------------------------------------
 
@@ -387,7 +418,7 @@ class Scheduler:
         for victim in order:
             if running.has_room(r for r in rows if r.status is Status.RUNNING):
                 break
-            self._retract([victim], "the others needed its slots")
+            self._retract([victim], "memory", [r.rid for r in rows if r is not victim and r.status is Status.RUNNING])
             victims.append(victim)
         if victims:
             self._ratio.estimate((r.sampled, r.max_new_tokens) for r in running.decoding())
@@ -397,7 +428,7 @@ class Scheduler:
     def _preempted(self, plan: AdmissionPlan) -> list[Request]:
         """Those who make way for the candidate that was refused: nobody unless the policy says so and it suffices."""
         candidate, lack = plan.refused, plan.lack
-        if candidate is None or lack is None or not self._queue.preempting:
+        if candidate is None or lack is None or not self._queue.may_preempt:
             return []
         lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
         victims: list[Request] = []
@@ -410,12 +441,14 @@ class Scheduler:
         return []
 
     def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
-        return retraction_order(requests, self._settings.retraction, self._queue.retract_key, self._retracted_last)
+        policy_key = self._queue.retract_key if self._queue.has_retract_key else None
+        return retraction_order(requests, self._settings.retraction, policy_key, self._retracted_last)
 
-    def _retract(self, victims: Iterable[Request], why: str) -> None:
+    def _retract(self, victims: Iterable[Request], why: RetractedFor, for_rids: list[str]) -> None:
         """Back to the front of the queue. What they computed stays cached; nothing of them is in flight."""
         for request in victims:
-            log.info("request %s is retracted: %s", request.rid, why)
+            log.info("request %s is retracted (%s) for %s", request.rid, why, ", ".join(for_rids))
+            self._ledger.retracted(request, why, for_rids, self._steps + 1, self._clock())
             self._running.leave(request)
             request.step_back()
             self._queue.put_back(request)
@@ -437,11 +470,15 @@ class Scheduler:
     def _take_in(self, flight: Flight) -> None:
         """Account for the step's rows, one by one: an error in one ends that request and no other."""
         result = flight.result()
+        self._ledger.retired(flight.plan.step, self._clock())
         self.counters["steps"] += 1
         self.counters["steps_failed"] += result is None
-        sampled = 0
+        sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
+            if result is not None and request.status is Status.RUNNING:
+                prefill = row.q_len if row.start < request.fill_len else 0
+                done.append((request, prefill, row.q_len - prefill))
             try:
                 self._land(request, row, result, sampled)
             except Exception:
@@ -449,6 +486,7 @@ class Scheduler:
                 self._fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         self._running.free(flight.garbage)
+        self._queue.progressed(done)
 
     def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
         """One row of a step that was computed, or failed."""
@@ -517,6 +555,7 @@ class Scheduler:
             self._queue.remove(request)
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
+        self._ledger.ended(request, finish.reason, self._clock())
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
@@ -524,6 +563,10 @@ class Scheduler:
         self.counters[f"finished_{finish.reason}"] += 1
 
     # --- books --------------------------------------------------------------------------------------------------
+
+    def explain_request(self, question: ExplainRequest) -> RequestExplained | Refused:
+        """What became of a request."""
+        return self._ledger.explain(question, self._clock())
 
     def held(self) -> int:
         """Slots that running requests hold outside the tree, counted request by request."""
@@ -545,6 +588,7 @@ class Scheduler:
             "new_token_ratio": self._ratio.value,
             "retractions_are_frequent": int(self._watch.frequent(self._steps)),
             "evicted_tokens": pools.cache.evicted,
+            "schedule_fallbacks": self._queue.fallbacks,
             "plugin_faults": sum(self._health.faults.values()),
         }
         violations = self.counters["invariant_violations"] + running.wrong_books

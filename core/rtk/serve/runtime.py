@@ -87,7 +87,7 @@ def _policies(config: Config) -> Policies:
         eviction_name=eviction.plugin.name,
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
-        match_prefixes="prefix_match" in schedule.plugin.requires,
+        schedule_requires=schedule.plugin.requires,
         read_priority="priority" in evicts.facts | schedule.plugin.requires,
         read_routing_key="routing_key" in schedule.plugin.requires,
     )

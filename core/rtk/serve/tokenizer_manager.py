@@ -20,6 +20,7 @@ from rtk.schedule.messages import (
     CacheReport,
     Explain,
     Explained,
+    ExplainRequest,
     Finish,
     Flush,
     Flushed,
@@ -32,6 +33,7 @@ from rtk.schedule.messages import (
     Pinned,
     PinState,
     Refused,
+    RequestExplained,
     Stats,
     Unpin,
     Verdict,
@@ -40,6 +42,7 @@ from rtk.schedule.params import SamplingParams, check_text, sampling_params, sho
 from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.prompts import PromptEncoder
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, check_defaults, sampling_defaults
+from rtk.serve.request_explanation import RequestExplanation, request_explanation
 from rtk.serve.text import Detokenizer, TextOutput
 from rtk.serve.tokenizer import Tokenizer
 
@@ -233,6 +236,7 @@ class TokenizerManager:
             tenant=_name_or_none(request.tenant, "tenant"),
             routing_key=_name_or_none(request.routing_key, "routing_key"),
             deadline_s=_deadline_s(request),
+            name=entry.rid,
         )
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
@@ -265,6 +269,15 @@ class TokenizerManager:
         question = partial(Explain, tokens=tokens, namespace=namespace, elsewhere=elsewhere)
         answer: Explained = await self._ask(question)
         return explanation(answer, self.tokenizer.text_of)
+
+    async def explain_request(self, rid: str) -> RequestExplanation:
+        """What became of the newest request with the client id `rid`, and why.
+
+        Raises `RequestError` where there is none in flight and none among the last that have ended.
+        """
+        _check_name(rid, "rid")
+        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
+        return request_explanation(answer.timeline)
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
         """Keep the request's prompt in the prefix cache, computing it where it is not there.

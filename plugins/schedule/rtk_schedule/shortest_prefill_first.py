@@ -1,15 +1,18 @@
-"""Shortest prefill first: the fewest uncached prompt tokens first, for early first tokens.
+"""Shortest prefill first: the fewest tokens to compute first, for early first tokens.
 
-Waiting requests age: each token that the engine has prefilled since a request arrived counts 1 / `age` of a token less.
-So once the engine has prefilled `age` times as many tokens as the request has uncached ones, no later arrival goes
-before it. Ties: order of arrival.
+That is |prompt| + |output kept after a retraction| - matched in all tiers. Waiting requests age: each token that the
+engine has prefilled since a request arrived counts 1 / `age` of a token less. So once the engine has prefilled `age`
+times as many tokens as the request has uncached ones, no later arrival goes before it. Ties: order of arrival.
+
+A prompt that is computed in pieces leaves room in each step to the waiting requests that are shorter than what is left
+of it, in whole pages, until it has aged so much that it goes before them.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rtk.plugin import Columns, Options, Plugin, ScheduleContext, SchedulePolicy, hookimpl
+from rtk.plugin import Columns, Options, Plugin, RequestView, ScheduleContext, SchedulePolicy, hookimpl
 
 
 class ShortestPrefillFirstOptions(Options):
@@ -23,7 +26,16 @@ class ShortestPrefillFirst(SchedulePolicy):
         self._age = options.age
 
     def rank(self, columns: Columns, ctx: ScheduleContext) -> tuple[NDArray[np.float64]]:
-        return (columns.uncached_len - columns.prefilled_since_arrival / self._age,)
+        return (self._aged(columns),)
+
+    def chunk_reserve(self, columns: Columns, ctx: ScheduleContext) -> int:
+        assert ctx.chunked is not None, "asked without a request that is computed in pieces"
+        work, left = columns.uncached_len, ctx.chunked.uncached_len
+        shorter = work[(work < left) & (self._aged(columns) < self._aged(ctx.chunked))]
+        return int((-(-shorter // ctx.page_size) * ctx.page_size).sum())
+
+    def _aged(self, requests: Columns | RequestView) -> NDArray[np.float64]:
+        return np.asarray(requests.uncached_len - requests.prefilled_since_arrival / self._age)
 
 
 @hookimpl
@@ -32,7 +44,7 @@ def rtk_plugins() -> list[Plugin]:
         Plugin(
             kind="schedule",
             name="shortest-prefill-first",
-            summary="fewest uncached prompt tokens first; waiting requests age",
+            summary="fewest uncached tokens first; waiting requests age",
             target="rtk_schedule.shortest_prefill_first:ShortestPrefillFirst",
             options=ShortestPrefillFirstOptions,
             requires=frozenset({"prefix_match"}),

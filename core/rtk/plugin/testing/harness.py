@@ -8,6 +8,7 @@ from typing import Any
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace, pack
 from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.host import installed
+from rtk.plugin.info import CAPABILITIES, NEED_CACHE
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
@@ -107,17 +108,17 @@ class Harness:
         if isinstance(eviction, str):
             entry = installed().get("eviction", eviction)
             eviction = entry.build(entry.plugin.options())
-        match_prefixes = self.cache_enabled
+        requires = frozenset(CAPABILITIES) - (frozenset() if self.cache_enabled else NEED_CACHE)
         if isinstance(schedule, str):
             entry = installed().get("schedule", schedule)
-            match_prefixes = "prefix_match" in entry.plugin.requires
+            requires = entry.plugin.requires
             schedule = entry.build(entry.plugin.options())
         return Policies(
             eviction=eviction,
             eviction_name=type(eviction).__name__,
             schedule=schedule,
             schedule_name=type(schedule).__name__,
-            match_prefixes=match_prefixes,
+            schedule_requires=requires,
         )
 
     # --- driving ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import answering_errors, route_error
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
+from rtk.serve.http.requests import Requests
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -28,7 +29,7 @@ def create_app(
     """The application that serves `manager`. `version` and `config` are for /server_info."""
     settings = settings or HttpSettings()
     openai, native, cache = OpenAI(manager, settings), Native(manager, settings), Cache(manager, settings)
-    admin = Admin(manager, settings, version, config)
+    admin, requests = Admin(manager, settings, version, config), Requests(manager, settings)
     app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (
@@ -40,6 +41,7 @@ def create_app(
         ("GET", "/health", admin.health),
         ("GET", "/server_info", admin.server_info),
         ("POST", "/abort", admin.abort),
+        ("GET", "/requests/{rid:path}/explain", requests.explain),
         ("POST", "/flush_cache", cache.flush),
         ("GET", "/cache", cache.report),
         ("POST", "/cache/explain", cache.explain),
