@@ -369,13 +369,20 @@ def test_steps_are_computed_one_after_the_other_in_one_thread(gate, gated):
     assert gate.calls == [("rtk-executor", call, step) for step in (0, 1) for call in ("launch", "sample")]
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("error", "raised", "told"),
+    [
+        (ValueError("this one"), ValueError, "this one"),
+        (SystemExit(1), RuntimeError, "the computation raised SystemExit"),
+        (KeyboardInterrupt(), RuntimeError, "the computation raised KeyboardInterrupt"),
+    ],
+)
 @pytest.mark.parametrize("where", ["launch_error", "sample_error"])
-def test_whatever_a_step_raises_is_raised_where_it_is_asked_for(gate, gated, error, where):
+def test_whatever_a_step_raises_is_raised_where_it_is_asked_for(gate, gated, where, error, raised, told):
     gate.let.release(2)
-    setattr(gate, where, error("this one"))
+    setattr(gate, where, error)
     first = launched(gated, one(1, 0, [3]))
-    with pytest.raises(error, match="this one"):
+    with pytest.raises(raised, match=told):
         first.result()
     setattr(gate, where, None)
     assert launched(gated, one(1, 1, [3])).result().tokens == ((1,),)
