@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rtk.plugin.testing.harness import Harness
+from rtk.plugin.testing.scripted import ScriptedExecutor
 
 
 def pytest_collection_finish():
@@ -24,13 +25,16 @@ def zoo(tmp_path_factory):
 
 # --- every scheduler test runs with its steps one after the other, and overlapped ----------------------------------
 
-LOOPS = {"serial": {}, "overlapped": {"overlap": True, "lazy": True}}
+LOOPS = {"serial": {"overlap": False, "lazy": False}, "overlapped": {"overlap": True, "lazy": True}}
 
 
 def pytest_generate_tests(metafunc):
     """`stepwise` tests look at single steps, and run with one loop only."""
     names = vars(metafunc.module).values()
-    schedules = any(value is Harness or getattr(value, "__module__", None) == "real_server" for value in names)
+    schedules = any(
+        value is Harness or value is ScriptedExecutor or getattr(value, "__module__", None) == "real_server"
+        for value in names
+    )
     if schedules and not metafunc.definition.get_closest_marker("stepwise"):
         metafunc.parametrize("loop", LOOPS, indirect=True)
 
@@ -38,6 +42,6 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(autouse=True)
 def loop(request, monkeypatch):
     """How the scheduler of a `Harness` steps where a test does not say."""
-    monkeypatch.setattr(
-        Harness, "__init__", partialmethod(Harness.__init__, **LOOPS[getattr(request, "param", "serial")])
-    )
+    settings = LOOPS[getattr(request, "param", "serial")]
+    monkeypatch.setattr(Harness, "__init__", partialmethod(Harness.__init__, **settings))
+    return settings

@@ -129,6 +129,7 @@ def test_b14_over_http(path, stream):
     run(Stepwise("a", end=False, max_running=1, max_queue=2, max_wait_s=0.05), test)
 
 
+@pytest.mark.stepwise
 @pytest.mark.parametrize("stream", [False, True])
 def test_b14_a_deadline_is_a_status_before_the_first_event_and_an_event_after_it(stream):
     async def test(server):

@@ -7,32 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_models import make_runner
 
-from rtk.cache.pool import KVPool
 from rtk.errors import ModelError
 from rtk.model.fused import fuse_layers
 from rtk.model.inline_executor import InlineExecutor
-from rtk.model.loader import LoadedModel, load_model
+from rtk.model.loader import load_model
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
 from rtk.model.store import fetch
-from rtk.plugin.host import installed
 from rtk.schedule.batch import Row, SampleInputs, StepPlan, TableWrite
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "worked_examples.json").read_text())
 NEW = 10
-
-
-def make_runner(loaded: LoadedModel, *, slots=2048, page_size=1, rows=8, context_length=2048) -> ModelRunner:
-    """A runner on the reference backend whose pool is full of NaN."""
-    entry = installed().get("attention", "torch")
-    backend = entry.build(entry.plugin.options())
-    needs = probe(loaded)
-    pool = KVPool(backend.layout(needs.shape, page_size, needs.dtype), slots, loaded.device)
-    for layer in range(needs.shape.layers):
-        for buffer in pool.layer(layer).values():
-            buffer.fill_(torch.nan)
-    return ModelRunner(loaded, backend, pool, rows=rows, context_length=context_length)
 
 
 @dataclass

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import torch
 
+from rtk.cache.pool import KVPool
 from rtk.model.loader import LoadedModel, load_model
+from rtk.model.probe import probe
+from rtk.model.runner import ModelRunner
+from rtk.plugin.host import installed
 
 BASE = {
     "vocab_size": 99,
@@ -97,3 +101,15 @@ class Zoo:
         return AutoModelForCausalLM.from_pretrained(
             self.folder(kind), dtype=torch.float32, attn_implementation="eager"
         ).eval()
+
+
+def make_runner(loaded: LoadedModel, *, slots=2048, page_size=1, rows=8, context_length=2048) -> ModelRunner:
+    """A runner on the reference backend whose pool is full of NaN."""
+    entry = installed().get("attention", "torch")
+    backend = entry.build(entry.plugin.options())
+    needs = probe(loaded)
+    pool = KVPool(backend.layout(needs.shape, page_size, needs.dtype), slots, loaded.device)
+    for layer in range(needs.shape.layers):
+        for buffer in pool.layer(layer).values():
+            buffer.fill_(torch.nan)
+    return ModelRunner(loaded, backend, pool, rows=rows, context_length=context_length)

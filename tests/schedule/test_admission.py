@@ -38,7 +38,7 @@ def state(h):
 
 
 def plan_of(h):
-    return h.scheduler._plan(h.scheduler._context())
+    return h.scheduler._batches._plan(h.scheduler._batches._context())
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])

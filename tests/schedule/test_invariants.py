@@ -40,9 +40,9 @@ def rounds(seed):
 
 def one_round(h):
     scheduler = h.scheduler
-    ctx = scheduler._context()
-    if scheduler._may_prefill(ctx):
-        plan = scheduler._plan(ctx)
+    ctx = scheduler._batches._context()
+    if scheduler._batches._may_prefill(ctx):
+        plan = scheduler._batches._plan(ctx)
         if plan.attempts:
             yield h, plan
     h.step()
@@ -111,7 +111,7 @@ class TestEveryRound:
         for h, plan in rounds(seed):
             pools, running = h.scheduler._pools, h.scheduler._running.requests
             growth = sum(min(r.max_new_tokens - len(r.output), 4096) for r in running if r.launched_len >= r.fill_len)
-            total = pools.allocator.free + pools.cache.evictable - h.scheduler._ratio.value * growth
+            total = pools.allocator.free + pools.cache.evictable - h.scheduler._batches.ratio.value * growth
             assert plan.attempts[0].before.total == pytest.approx(total)
             for attempt in plan.attempts:
                 request = h.scheduler._requests[attempt.rid]

@@ -30,6 +30,14 @@ def alone(prompt, max_new_tokens):
     return out
 
 
+def policy_of(name, preempt):
+    """A policy by name, or the one that preempts."""
+    if name != "priority" or not preempt:
+        return name
+    entry = installed().get("schedule", name)
+    return entry.build(entry.plugin.options(preempt=True))
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 4, 16]),
@@ -43,8 +51,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         lazy=st.booleans(),
         mixed=st.booleans(),
-        conservativeness=st.sampled_from([0.05, 0.5, 1.0]),
+        conservativeness=st.sampled_from([0.02, 0.1, 1.0]),
         retraction=st.sampled_from(["length", "priority"]),
+        preempt=st.booleans(),
     )
     def build(
         self,
@@ -61,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed,
         conservativeness,
         retraction,
+        preempt,
     ):
         self.h = Harness(
             script=script,
@@ -68,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             pool_tokens=max(page * pages, 32),
             max_running=rows,
             eviction=eviction,
-            schedule=schedule if cache else "fcfs",
+            schedule=policy_of(schedule if cache else "fcfs", preempt),
             cache_enabled=cache,
             max_prefill_tokens=max(prefill, page),
             chunk_tokens=chunk and max(chunk, page),
@@ -89,13 +99,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         stem=st.integers(0, 2),
         shared=st.integers(0, 24),
         own=st.lists(st.integers(0, 3), min_size=1, max_size=4),
-        new=st.integers(0, 24),
+        new=st.integers(0, 40),
         priority=st.integers(0, 2),
     )
     def arrive(self, stem, shared, own, new, priority):
         rid, prompt = f"r{len(self.prompts)}", [*range(100 * stem, 100 * stem + shared), *own]
         if self.h.add(rid, prompt, max_new_tokens=new, priority=priority).accepted:
             self.prompts[rid] = (prompt, new)
+
+    @rule(count=st.integers(3, 6), new=st.integers(12, 30))
+    def crowd(self, count, new):
+        """Short prompts with long answers: what makes a small pool run out of slots while they decode."""
+        for i in range(count):
+            self.arrive(0, 0, [i], new, i % 3)
 
     @rule(which=st.integers(0, 30), twice=st.booleans())
     def abort(self, which, twice):

@@ -251,7 +251,7 @@ def test_other_reasons_do_not_mark_the_batch_full():
     for rid in "ab":
         h.add(rid, [1], max_new_tokens=3)
     h.step()
-    assert h.scheduler._full_at is None
+    assert h.scheduler._batches._full_at is None
     h.run()
     assert len(h.tokens["b"]) == 3
 

@@ -130,9 +130,9 @@ def test_retraction_order():
     assert [r.id for r in retraction_order(rows, "length")] == [3, 2, 1, 4]
     assert [r.id for r in retraction_order(rows, "priority")] == [3, 4, 1, 2]
     # Who was retracted last goes after the others of its class.
-    assert [r.id for r in retraction_order(rows, "length", last=rows[2])] == [2, 1, 4, 3]
-    assert [r.id for r in retraction_order(rows, "priority", last=rows[2])] == [4, 3, 1, 2]
-    assert [r.id for r in retraction_order(rows, "priority", last=rows[0])] == [3, 4, 1, 2]
+    assert [r.id for r in retraction_order(rows, "length", last=rows[2].id)] == [2, 1, 4, 3]
+    assert [r.id for r in retraction_order(rows, "priority", last=rows[2].id)] == [4, 3, 1, 2]
+    assert [r.id for r in retraction_order(rows, "priority", last=rows[0].id)] == [3, 4, 1, 2]
 
 
 def test_retraction_reserve():
@@ -201,7 +201,7 @@ def eight_decode(schedule):
 
 def round_of(h):
     """Plan a round and make its step: who gets how much, and what is left of the accounts."""
-    plan = h.scheduler._plan(h.scheduler._context())
+    plan = h.scheduler._batches._plan(h.scheduler._batches._context())
     before = h.executor.plans[-1] if h.executor.plans else None
     h.step()
     assert h.executor.plans[-1] is not before

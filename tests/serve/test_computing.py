@@ -8,6 +8,8 @@ from tiny_tokenizer import byte_level
 from rtk import Engine
 from rtk.config.load import config_from
 from rtk.errors import ConfigError
+from rtk.model.inline_executor import InlineExecutor
+from rtk.model.thread_executor import ThreadExecutor
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
 from rtk.serve.computing import load
@@ -50,9 +52,10 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
     assert {token for tokens in harness.tokens.values() for token in tokens} <= {0, 1, 2}
 
 
-def test_a_closed_engine_holds_neither_model_nor_pool(zoo):
-    computing = build(zoo)
-    runner = computing.executor._runner
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_closed_engine_holds_neither_model_nor_pool(zoo, overlap):
+    computing = build(zoo, schedule__overlap=overlap)
+    runner = (computing.executor._executor if overlap else computing.executor)._runner
     held = [weakref.ref(thing) for thing in (runner._loaded.model, runner._pool)]
     engine = Engine(runtime=Runtime(config_from({"model.path": "m"}), computing, byte_level()))
     del computing, runner
@@ -60,6 +63,17 @@ def test_a_closed_engine_holds_neither_model_nor_pool(zoo):
     assert None not in [ref() for ref in held]
     engine.close()
     assert [ref() for ref in held] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "overlap", "kind"),
+    [(None, False, InlineExecutor), (False, False, InlineExecutor), (True, True, ThreadExecutor)],
+)
+def test_steps_overlap_in_a_thread_of_their_own_where_that_is_asked_for(zoo, wanted, overlap, kind):
+    computing = build(zoo, schedule__overlap=wanted)
+    assert computing.overlap is overlap
+    assert type(computing.executor) is kind
+    computing.executor.close()
 
 
 def test_ids_that_the_model_does_not_know_are_not_served(zoo):

@@ -59,7 +59,7 @@ class ThreadStep:
         self._sampled = self._queue(lambda: flight.result().sample(inputs))
 
     def result(self) -> StepResult:
-        """Wait for the step, and for no later one. Raises what it raised, whatever that is."""
+        """Wait for the step, and for no later one. Raises what it raised; `RuntimeError` for a `SystemExit`."""
         if self._sampled is not None:
             self._sampled.result()
         return self._flight.result().result()
@@ -70,8 +70,12 @@ class ThreadStep:
         def job() -> None:
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for; the thread goes on
+            except Exception as error:  # noqa: BLE001 - raised where the result is asked for; the thread goes on
                 future.set_exception(error)
+            except BaseException as error:  # noqa: BLE001 - it would end a thread, and this is not the one that asks
+                failure = RuntimeError(f"the computation raised {type(error).__name__}")
+                failure.__cause__ = error
+                future.set_exception(failure)
 
         self._jobs.put(job)
         return future

@@ -16,18 +16,18 @@ PolicyKey = Callable[[Request], tuple[Any, ...]]
 
 
 def retraction_order(
-    requests: Iterable[Request], how: Retraction, policy_key: PolicyKey | None = None, last: Request | None = None
+    requests: Iterable[Request], how: Retraction, policy_key: PolicyKey | None = None, last: int = 0
 ) -> list[Request]:
     """The requests, first to be retracted first: by the policy's key if it has one, then by the host's order.
 
     That is: the least important (where `how` is priority), the fewest generated tokens, the longest input, the latest
-    arrival. `last`, who was retracted last, comes after everybody of its class: those whom neither the policy nor
-    their importance sets apart. O(n log n).
+    arrival. `last`, the arrival number of who was retracted last, comes after everybody of its class: those whom
+    neither the policy nor their importance sets apart. O(n log n).
     """
 
     def key(r: Request) -> tuple[Any, ...]:
         importance = r.priority if how == "priority" else 0
-        return (*(policy_key(r) if policy_key else ()), importance, r is last, r.sampled, -r.prompt_len, -r.id)
+        return (*(policy_key(r) if policy_key else ()), importance, r.id == last, r.sampled, -r.prompt_len, -r.id)
 
     return sorted(requests, key=key)
 

@@ -12,9 +12,8 @@ from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
-from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, Lack, balance, commit, plan_admission
 from rtk.schedule.batch import Row, StepResult
+from rtk.schedule.batches import Batches
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compose import compose
@@ -39,13 +38,10 @@ from rtk.schedule.messages import (
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
-from rtk.schedule.ratio import NewTokenRatio
 from rtk.schedule.request import Request, Status
-from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.time_limits import TimeLimits
-from rtk.schedule.timeline import Cause, RetractedFor
 
 log = logging.getLogger(__name__)
 
@@ -108,20 +104,26 @@ class Scheduler:
         self._health = health
         self._clock = clock
         self._rng = rng
-        self._policy_rng = random.Random(rng.getrandbits(64))  # its own: what a policy draws moves no request's seed
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._running = Running(pools)
         self._ledger = Ledger()
-        self._ratio = NewTokenRatio(settings.conservativeness)
-        self._watch = RetractionWatch()
-        self._retracted_last: Request | None = None
-        self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full
+        self.counters: Counter[str] = Counter()
+        self._batches = Batches(
+            pools=pools,
+            queue=queue,
+            running=self._running,
+            limits=limits,
+            settings=settings,
+            ledger=self._ledger,
+            counters=self.counters,
+            clock=clock,
+            rng=random.Random(rng.getrandbits(64)),  # its own: what a policy draws moves no request's seed
+        )
         self._outbox: list[Outbound] = []
         self._arrivals = 0
         self._left_waiting = 0  # by the last step
         self._steps = 0
-        self.counters: Counter[str] = Counter()
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
 
@@ -158,7 +160,7 @@ class Scheduler:
                     self._abort(rid)
                 case Question():
                     if isinstance(message, Flush) and not self._requests:
-                        self._settle()  # the last step of those who are gone
+                        self.settle()  # the last step of those who are gone
                     if (said := answer(message, self, self._desk)) is not None:
                         self._outbox.append(said)
         return self._drain()
@@ -248,9 +250,9 @@ class Scheduler:
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
-        self._settle()
+        self.settle()
         for request in list(self._requests.values()):
-            self._fail(request, why)
+            self.fail(request, why)
         self._executor.close()
         return self._drain()
 
@@ -266,23 +268,16 @@ class Scheduler:
         Returns what became known.
         """
         self._expire()
-        batch = self._next_batch()
+        batch = self._batches.next(self._steps + 1, self)
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
         self._left_waiting = len(self._queue)
         self.stalled = not batch and before is None and self._left_waiting > 0
         if before:
             self._take_in(before)
         if not self._settings.overlap:
-            self._settle()
+            self.settle()
         self._check_idle()
         return self._drain()
-
-    def _next_batch(self) -> list[Request]:
-        """Prompts first, with everybody who decodes beside them where steps are mixed; else everybody who decodes."""
-        prompts = self._prompts()
-        if not prompts:
-            return self._decodes()
-        return [*prompts, *self._decodes_beside()]
 
     def _launch(self, batch: list[Request]) -> Flight:
         self._steps += 1
@@ -296,176 +291,11 @@ class Scheduler:
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
         return launch(self._executor, plan, batch)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
         flight, self._running.flight = self._running.flight, None
         if flight:
             self._take_in(flight)
-
-    # --- who is in it -------------------------------------------------------------------------------------------
-
-    def _prompts(self) -> list[Request]:
-        """The chunked request's next piece, and waiting requests, as many as the policy's order and accounts allow."""
-        running = self._running
-        if running.flight and running.flight.prefills and len(self._queue):
-            self._settle()  # what it computed can then be hit
-        ctx = self._context()
-        if not self._may_prefill(ctx):
-            return []
-        plan = self._plan(ctx)
-        while victims := self._preempted(plan):
-            if running.flight:
-                self._settle()  # who makes room must not be in flight
-            else:
-                self._retract(victims, "preempted", [plan.attempts[-1].rid])
-            plan = self._plan(ctx)
-        return self._commit(plan)
-
-    def _may_prefill(self, ctx: ScheduleContext) -> bool:
-        """The gates before anybody is looked at: somebody waits, decoding is not preferred, the batch is not full."""
-        running, queue = self._running, self._queue
-        if not (len(queue) or running.chunked):
-            return False
-        if queue.prefers_decode(ctx):
-            self._planned(gate="decode")
-            return False
-        if self._full_at is not None and balance(self._pools, running.requests, self._ratio.value) > self._full_at:
-            self._full_at = None
-        full: Cause | None = "kv" if self._full_at is not None else None if self._pools.table.free_rows else "rows"
-        if running.chunked or not full or queue.may_preempt:
-            return True
-        self._planned(gate=full)
-        return False
-
-    def _planned(
-        self, attempts: tuple[Attempt, ...] = (), gate: Cause | None = None, held: Iterable[Request] = ()
-    ) -> None:
-        step, rho, now = self._steps + 1, self._ratio.value, self._clock()
-        self._ledger.planned(step, attempts, rho, now, gate=gate, note=self._queue.note, held=held)
-
-    def _plan(self, ctx: ScheduleContext) -> AdmissionPlan:
-        running, queue = self._running, self._queue
-        plan = plan_admission(
-            queue.ranked(ctx, running.requests),
-            running.requests,
-            self._pools,
-            self._limits,
-            ratio=self._ratio.value,
-            chunked=running.chunked,
-            chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
-            decoding=running.decoding() if self._settings.mixed_chunk else (),
-        )
-        self._planned(plan.attempts, held=self._queue.held)
-        return plan
-
-    def _commit(self, plan: AdmissionPlan) -> list[Request]:
-        """Let the plan become true; nobody, where that fails."""
-        running = self._running
-        try:
-            running.writes += commit(plan, self._pools)
-        except CommitError as error:
-            log.exception("admission failed; the request is given up and the others stay queued")
-            self.counters["commit_failures"] += 1
-            self._fail(error.request, "the engine could not admit the request")
-            return []
-        self._full_at = plan.total if plan.verdict == "NO_TOKEN" else None
-        for admission in plan.admitted:
-            self._queue.remove(admission.request)
-            running.requests.append(admission.request)
-            self.counters["cached_tokens"] += 0 if admission.request.retractions else admission.request.cached_len
-        batch = plan.batch
-        running.chunked = next((r for r in batch if r.planned_len < r.fill_len), None) if batch else running.chunked
-        return batch
-
-    def _decodes(self) -> list[Request]:
-        """Everybody who decodes, each with a slot for its next token; where there are too few, some are retracted."""
-        running = self._running
-        if not running.has_room(running.decoding()):
-            self._settle()  # its slots may suffice; and who makes room must not be in flight
-        rows = running.decoding()
-        if rows and not self._make_room(rows):
-            self._ratio.decay()
-        return self._grown(running.decoding())
-
-    def _decodes_beside(self) -> list[Request]:
-        """Everybody who decodes, in a step with prompts; where slots are lacking they wait, and nobody is retracted."""
-        rows = self._running.decoding() if self._settings.mixed_chunk else []
-        if not rows or not self._running.has_room(rows):
-            return []
-        self._ratio.decay()
-        self.counters["mixed_steps"] += 1
-        return self._grown(rows)
-
-    def _grown(self, rows: list[Request]) -> list[Request]:
-        for request in self._running.grow(rows):
-            self.counters["invariant_violations"] += 1
-            self._fail(request, "the engine failed on this request")
-        return [r for r in rows if r.status is Status.RUNNING]
-
-    def _context(self) -> ScheduleContext:
-        return ScheduleContext(
-            now=self._clock(),
-            rng=self._policy_rng,
-            running=len(self._running.decoding()),
-            prefilled_total=self.counters["prefill_tokens"],
-        )
-
-    # --- making room --------------------------------------------------------------------------------------------
-
-    def _make_room(self, rows: list[Request]) -> bool:
-        """Retract until everybody else has a slot for its next token; says whether anybody was. The last one stays."""
-        running = self._running
-        victims: list[Request] = []
-        order = self._retraction_order(rows)[:-1] + [r for r in (running.chunked,) if r]
-        for victim in order:
-            if running.has_room(r for r in rows if r.status is Status.RUNNING):
-                break
-            self._retract([victim], "memory", [r.rid for r in rows if r is not victim and r.status is Status.RUNNING])
-            victims.append(victim)
-        if victims:
-            self._ratio.estimate((r.sampled, r.max_new_tokens) for r in running.decoding())
-            self._advise()
-        return bool(victims)
-
-    def _preempted(self, plan: AdmissionPlan) -> list[Request]:
-        """Those who make way for the candidate that was refused: nobody unless the policy says so and it suffices."""
-        candidate, lack = plan.refused, plan.lack
-        if candidate is None or lack is None or not self._queue.may_preempt:
-            return []
-        lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
-        victims: list[Request] = []
-        for victim in self._retraction_order(lower):
-            victims.append(victim)
-            slots, reserved = yields(victim, self._ratio.value)
-            lack = Lack(lack.current - slots, lack.total - slots - reserved)
-            if lack.current <= 0 and lack.total < 0:
-                return victims
-        return []
-
-    def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
-        policy_key = self._queue.retract_key if self._queue.has_retract_key else None
-        return retraction_order(requests, self._settings.retraction, policy_key, self._retracted_last)
-
-    def _retract(self, victims: Iterable[Request], why: RetractedFor, for_rids: list[str]) -> None:
-        """Back to the front of the queue. What they computed stays cached; nothing of them is in flight."""
-        for request in victims:
-            log.info("request %s is retracted (%s) for %s", request.rid, why, ", ".join(for_rids))
-            self._ledger.retracted(request, why, for_rids, self._steps + 1, self._clock())
-            self._running.leave(request)
-            request.step_back()
-            self._queue.put_back(request)
-            self._retracted_last = request
-            self.counters["retractions"] += 1
-
-    def _advise(self) -> None:
-        if self._watch.happened(self._steps):
-            log.warning(
-                "%d retractions within the last %d steps: raise schedule.conservativeness (%g), or cache.pool_tokens, "
-                "or lower schedule.max_running",
-                OFTEN,
-                WINDOW,
-                self._settings.conservativeness,
-            )
 
     # --- results ------------------------------------------------------------------------------------------------
 
@@ -485,7 +315,7 @@ class Scheduler:
                 self._land(request, row, result, sampled)
             except Exception:
                 log.exception("request %s ends on a bug", request.rid)
-                self._fail(request, "the engine failed on this request")
+                self.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         self._running.free(flight.garbage)
         self._queue.progressed(done)
@@ -500,10 +330,10 @@ class Scheduler:
             failed = result is None or (request.finish is not None and request.finish.reason == "error")
             self._running.landed(request, 0 if failed else row.start + row.q_len)
         elif result is None:
-            self._fail(request, "the engine failed to compute this step")
+            self.fail(request, "the engine failed to compute this step")
         elif row.samples and sampled in result.errors:
             self.counters["sampling_errors"] += 1
-            self._fail(request, result.errors[sampled])
+            self.fail(request, result.errors[sampled])
         else:
             request.computed_len += row.q_len
             if prefill:
@@ -537,7 +367,8 @@ class Scheduler:
             return Finish(reason="length")
         return None
 
-    def _fail(self, request: Request, problem: str) -> None:
+    def fail(self, request: Request, problem: str) -> None:
+        """End a request with an error."""
         self._end(request, Finish(reason="error", problem=problem))
 
     def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
@@ -551,7 +382,6 @@ class Scheduler:
         request.status = Status.FINISHED
         request.finish = finish
         del self._requests[request.rid]
-        self._retracted_last = None if request is self._retracted_last else self._retracted_last
         lease = None
         if waiting:
             self._queue.remove(request)
@@ -587,8 +417,8 @@ class Scheduler:
             "waiting": len(self._queue),
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
-            "new_token_ratio": self._ratio.value,
-            "retractions_are_frequent": int(self._watch.frequent(self._steps)),
+            "new_token_ratio": self._batches.ratio.value,
+            "retractions_are_frequent": int(self._batches.retractions_are_frequent),
             "evicted_tokens": pools.cache.evicted,
             "schedule_fallbacks": self._queue.fallbacks,
             "plugin_faults": sum(self._health.faults.values()),
@@ -602,7 +432,7 @@ class Scheduler:
         pools = self._pools
         if self._running.busy:
             return
-        self._ratio.reset()
+        self._batches.ratio.reset()
         idle = pools.allocator.free + pools.cache.evictable + self._desk.pinned
         if idle != pools.allocator.capacity or pools.table.free_rows != self._limits.max_running:
             log.error("idle, but %d of %d slots are accounted for", idle, pools.allocator.capacity)

@@ -20,8 +20,8 @@ CHUNK_ON_CPU, CHUNK = 2048, 8192
 OVERLAP = frozenset[str]()
 """Devices on which steps overlap where nothing is set: those where `bench/overlap.py` shows that it pays.
 
-None yet. On a CPU the host's work is 0.2 to 0.7 ms of a step of 28 to 100, and what a thread saves of that it loses to
-the interpreter's lock; CUDA was not measured.
+None yet. On a CPU the host's work between two steps is 0.2 to 0.7 ms beside 28 to 100 of computation, and overlapping
+them gained nothing that could be measured; CUDA was not measured.
 """
 
 

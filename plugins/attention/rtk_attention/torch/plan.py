@@ -75,7 +75,7 @@ class StepIndex:
         columns = np.minimum(np.arange(longest), lens[:, None] - 1)
         mask = None
         if int(lens.min()) < longest:
-            hidden = torch.from_numpy(np.arange(longest) >= lens[:, None]).to(self._device)
+            hidden = torch.from_numpy(np.arange(longest) >= lens[:, None]).to(self._device, non_blocking=True)
             mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -torch.inf)
             mask = mask[:, None, None, :]
         slots = self._slots(rows[:, None], starts[:, None] + columns)
@@ -115,7 +115,7 @@ class StepIndex:
     def _slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> slice | torch.Tensor:
         """Slots of the batch rows' positions, flat. On a CPU, a run of slots of one row becomes a slice: no copy."""
         entries = self._batch.req_rows[rows].astype(np.int64) * self._batch.req_to_token.shape[1] + positions
-        slots = self._table[torch.from_numpy(entries.reshape(-1)).to(self._device)]
+        slots = self._table[torch.from_numpy(entries.reshape(-1)).to(self._device, non_blocking=True)]
         if self._device.type == "cpu" and (rows.ndim == 0 or len(rows) == 1):
             first, last = int(slots[0]), int(slots[-1])
             if last - first == len(slots) - 1 and bool((slots.diff() == 1).all()):
@@ -127,7 +127,7 @@ class StepIndex:
         first, last = int(queries[0]), int(queries[-1])
         if last - first == len(queries) - 1:
             return slice(first, last + 1)
-        return torch.from_numpy(queries).to(self._device)
+        return torch.from_numpy(queries).to(self._device, non_blocking=True)
 
 
 def buckets(rows: NDArray[np.int64], lens: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
