@@ -112,6 +112,23 @@ def test_a_policys_own_key_comes_first():
     assert first_retracted(crowded(schedule=KeepsTheLatest())) == ["a"]
 
 
+class Mute(KeepsTheLatest):
+    """Has a key for most."""
+
+    def retract_key(self, view):
+        if view.id == 2:
+            raise KeyError(view.id)
+        return (f"request {view.id}",)
+
+
+def test_where_a_policy_has_no_key_for_one_of_them_the_order_is_the_hosts():
+    h = crowded(schedule=Mute())
+    assert first_retracted(h) == ["c"]
+    h.run()
+    assert {rid: len(tokens) for rid, tokens in h.tokens.items()} == dict.fromkeys("abc", 20)
+    assert h.stat("plugin_faults") > 0
+
+
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("mode", MODES)
 def test_texts_are_those_of_an_ample_pool(page, mode):

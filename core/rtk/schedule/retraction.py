@@ -22,14 +22,19 @@ def retraction_order(
 
     That is: the least important (where `how` is priority), the fewest generated tokens, the longest input, the latest
     arrival. `last`, the arrival number of who was retracted last, comes after everybody of its class: those whom
-    neither the policy nor their importance sets apart. O(n log n).
+    neither the policy nor their importance sets apart. Where the policy has no key for one of them, `()`, its keys are
+    not used: they compare with no other order. O(n log n).
     """
+    listed = list(requests)
+    told = {r.id: policy_key(r) for r in listed} if policy_key else {}
+    if not all(told.values()):
+        told = {}
 
     def key(r: Request) -> tuple[Any, ...]:
         importance = r.priority if how == "priority" else 0
-        return (*(policy_key(r) if policy_key else ()), importance, r.id == last, r.sampled, -r.prompt_len, -r.id)
+        return (*told.get(r.id, ()), importance, r.id == last, r.sampled, -r.prompt_len, -r.id)
 
-    return sorted(requests, key=key)
+    return sorted(listed, key=key)
 
 
 def yields(request: Request, ratio: float) -> tuple[int, float]:
