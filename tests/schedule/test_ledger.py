@@ -370,6 +370,12 @@ def test_what_the_policy_said_while_it_waited():
     for i in range(2 * NOTES):
         t.plan(note=f"{i}")
     assert t.of("b").notes == ("4", "5", "6", "7")
+    t.run(1.0, ("b", 0, 10))
+    for i in range(NOTES - 1):  # as many retractions do not make more of it
+        t.retract("b")
+        t.plan(note=f"again {i}")
+        t.run(1.0, ("b", 0, 10))
+    assert t.of("b").notes == ("7", "again 0", "again 1", "again 2")
 
 
 def test_attempts_that_end_alike_are_counted():

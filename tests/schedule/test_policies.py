@@ -81,7 +81,7 @@ def test_lpm_falls_back_above_its_limit_and_says_so():
     assert order_of(policy("lpm"), columns_of(*hits[:limit]), ctx=ctx) == by_hit
     assert ctx.fallbacks == []
     assert order_of(policy("lpm"), columns_of(*hits), ctx=ctx) == list(range(limit + 1))
-    assert ctx.fallbacks == ["lpm orders by arrival: 129 requests wait, fallback_above is 128"]
+    assert ctx.fallbacks == ["lpm orders by arrival while more than 128 requests wait (fallback_above)"]
     never = context()
     assert order_of(policy("lpm", fallback_above=None), columns_of(*hits), ctx=never)[0] == 6
     assert never.fallbacks == []

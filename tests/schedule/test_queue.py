@@ -246,6 +246,19 @@ def test_what_a_policy_says_of_falling_back_is_counted_once_a_ranking():
     assert (line.queue.fallbacks, line.queue.note) == (2, "")
 
 
+def test_what_a_policy_says_is_of_one_ranking_where_a_step_has_several():
+    class Says(Watches):
+        def rank(self, columns, ctx):
+            ctx.fallbacks.append(f"{len(columns)}")
+            return ()
+
+    line, ctx = Line(policy=Says()), ScheduleContext(now=9.0, rng=random.Random(0), running=1)
+    for said in ("1", "2"):
+        line.add()
+        list(line.queue.ranked(ctx))
+        assert line.queue.note == said
+
+
 def test_who_is_held_is_named():
     class Holds(Watches):
         def hold(self, columns, ctx):

@@ -172,7 +172,10 @@ class ScheduleContext:
     chunked: RequestView | None = None
     """The request of which a part is computed; there for `chunk_reserve`."""
     fallbacks: list[str] = field(default_factory=list)
-    """A policy that orders by another rule than its own adds one line that says so: the host counts and reports it."""
+    """A policy that orders by another rule than its own adds one line that says so: the host counts and reports it.
+
+    Without numbers that change from step to step: explanations have a few of the lines that differ.
+    """
 
 
 class SchedulePolicy(ABC):

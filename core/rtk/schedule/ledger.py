@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from rtk.schedule.admission import Attempt
-from rtk.schedule.ledger_clocks import QueueClock, Starts, StepClock, Totals
+from rtk.schedule.ledger_clocks import NOTES, QueueClock, Starts, StepClock, Totals
 from rtk.schedule.ledger_entry import Entry, Episode, Round, record
 from rtk.schedule.messages import ExplainRequest, Finish, Refused, RequestExplained
 from rtk.schedule.request import Request
@@ -277,7 +277,7 @@ class Ledger:
 
     def _notes_of(self, entry: Entry) -> tuple[str, ...]:
         said = () if entry.seen is None else self._queue.notes(entry.seen_round)
-        return tuple(dict.fromkeys((*entry.notes, *said)))
+        return tuple(dict.fromkeys((*entry.notes, *said)))[-NOTES:]
 
     def _name(self, rid: str) -> str:
         """What the client calls a request; the scheduler's id where that is forgotten."""

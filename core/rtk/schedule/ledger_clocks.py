@@ -20,7 +20,7 @@ PREFILLS = 64
 """Pieces of prompts between two decode steps that are told apart; of more, the first."""
 GAPS = 1024
 NOTES = 4
-"""Different things that the schedule policy said that are remembered."""
+"""Different things that the schedule policy said that are remembered, in all and of each request."""
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 

@@ -263,6 +263,7 @@ class WaitingQueue:
             page_size=self._page_size,
             tenants=self._tenants.names if self._tenants else (),
             tree=self._matches.tree(spots) if self._matches and self._shows_tree else None,
+            fallbacks=[],
         )
 
     def _settle(self) -> None:
