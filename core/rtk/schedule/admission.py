@@ -259,14 +259,15 @@ def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Cont
     start, page, before = request.launched_len, accounts.page, accounts.balances()
     left = request.fill_len - start
     step = accounts.input_tokens if before.chunk_tokens is None else min(accounts.input_tokens, before.chunk_tokens)
-    piece, reason = accounts.piece(start, left, min(max(step - chunk_reserve, accounts.border), step, accounts.current))
+    room = min(max(step - chunk_reserve, accounts.border), step)
+    piece, reason = accounts.piece(start, left, min(room, accounts.current))
     answer = reserve(request) if piece == left else 0
     if piece:
         accounts.spend(piece, answer, cut=piece < left)
-    elif accounts.current < accounts.border:
-        reason = "kv"
-    accounts.cut |= not piece
-    _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason)
+    _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason if piece else "kv")
+    if not piece:  # slots are lacking, and what there is of them is not for those behind it
+        accounts.current -= min(ceil_page(left, page), room)
+        accounts.cut = True
     return Continuation(request, start + piece) if piece else None
 
 
