@@ -247,6 +247,21 @@ def test_no_slots_mark_the_batch_full_until_there_is_more():
 
 
 def test_other_reasons_do_not_mark_the_batch_full():
+@pytest.mark.parametrize("gone", ["abort", "deadline"])
+def test_who_leaves_the_queue_takes_the_mark_along(gone):
+    h = Harness(pool_tokens=100, context_length=100)
+    h.add("a", [1] * 20, max_new_tokens=40)
+    h.step()
+    h.add("b", [2] * 60, max_new_tokens=20, deadline_s=2.0 if gone == "deadline" else None)
+    h.step()
+    h.add("c", [3], max_new_tokens=1)
+    if gone == "abort":
+        h.abort("b")
+    h.step()
+    h.step()
+    assert (sorted(h.finished), h.tokens.get("c")) == (["b", "c"], [4])
+
+
     h = Harness(pool_tokens=200, max_running=1)
     for rid in "ab":
         h.add(rid, [1], max_new_tokens=3)

@@ -550,6 +550,7 @@ class Scheduler:
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
         request.finish = finish
+            self._full_at = None  # it may be the one that did not fit
         del self._requests[request.rid]
         self._retracted_last = None if request is self._retracted_last else self._retracted_last
         lease = None
