@@ -13,7 +13,7 @@ from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, Lack, balance, commit, plan_admission
+from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, balance, commit, plan_admission
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
@@ -41,7 +41,7 @@ from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.ratio import NewTokenRatio
 from rtk.schedule.request import Request, Status
-from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
+from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, sufficient
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.time_limits import TimeLimits
@@ -415,6 +415,8 @@ class Scheduler:
     def _make_room(self, rows: list[Request]) -> bool:
         """Retract until everybody else has a slot for its next token; says whether anybody was. The last one stays."""
         running = self._running
+        if running.has_room(rows):
+            return False
         victims: list[Request] = []
         order = self._retraction_order(rows)[:-1] + [r for r in (running.chunked,) if r]
         for victim in order:
@@ -433,14 +435,7 @@ class Scheduler:
         if candidate is None or lack is None or not self._queue.may_preempt:
             return []
         lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
-        victims: list[Request] = []
-        for victim in self._retraction_order(lower):
-            victims.append(victim)
-            slots, reserved = yields(victim, self._ratio.value)
-            lack = Lack(lack.current - slots, lack.total - slots - reserved)
-            if lack.current <= 0 and lack.total < 0:
-                return victims
-        return []
+        return sufficient(self._retraction_order(lower), lack, self._ratio.value)
 
     def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
         policy_key = self._queue.retract_key if self._queue.has_retract_key else None
@@ -550,12 +545,12 @@ class Scheduler:
         waiting = request.status is Status.WAITING
         request.status = Status.FINISHED
         request.finish = finish
-            self._full_at = None  # it may be the one that did not fit
         del self._requests[request.rid]
         self._retracted_last = None if request is self._retracted_last else self._retracted_last
         lease = None
         if waiting:
             self._queue.remove(request)
+            self._full_at = None  # it may be the one that did not fit
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
         self._ledger.ended(request, finish, self._clock())
