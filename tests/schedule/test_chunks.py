@@ -73,6 +73,47 @@ def test_cuts_are_at_page_borders(page, chunk, prefill, expected):
     assert [row[:2] for row in pieces(h)] == expected
 
 
+@pytest.mark.parametrize(
+    ("page", "align", "chunk", "cached", "expected"),
+    [
+        (1, 24, 40, 0, [(0, 24), (24, 48), (48, 70)]),
+        (1, 24, 60, 0, [(0, 48), (48, 70)]),
+        (16, 24, 60, 0, [(0, 48), (48, 70)]),  # multiples of both: 48
+        (1, 24, 8, 0, [(0, 24), (24, 48), (48, 70)]),  # a piece is never less than what it is cut at
+        (1, 24, 40, 20, [(20, 48), (48, 70)]),  # borders are those of the prompt, not of the piece
+    ],
+)
+def test_cuts_are_at_multiples_of_the_alignment(page, align, chunk, cached, expected):
+    h = Watched(page_size=page, align_tokens=align, chunk_tokens=chunk)
+    if cached:
+        h.add("old", range(cached), max_new_tokens=0)
+        h.run()
+    del h.steps[:]
+    h.add("a", range(70), max_new_tokens=1)
+    h.run()
+    assert [row[:2] for row in pieces(h)] == expected
+
+
+def test_who_comes_behind_does_not_take_what_is_too_little_for_the_chunked_request():
+    """A piece needs 8 slots or the rest of the prompt. The few that are there would suffice for short prompts."""
+    h = Watched(
+        pool_tokens=64, context_length=64, chunk_tokens=9, align_tokens=8, mixed_chunk=True, conservativeness=0.001
+    )
+    h.add("a", [1] * 21, max_new_tokens=30)
+    h.step()
+    h.add("x", range(100, 139), max_new_tokens=1)
+    n = 0
+    while "x" not in h.finished:
+        h.add(f"short{n}", [500 + n], max_new_tokens=1)
+        h.step()
+        n += 1
+        assert n < 40
+    h.run()
+    assert h.tokens["x"] == [139] and len(h.tokens["a"]) == 30
+    assert {finish.reason for finish in h.finished.values()} == {"length"}
+    books_are_closed(h)
+
+
 def waiting(h, **lengths):
     """Requests of these prompt lengths, each with tokens of its own."""
     for i, (rid, length) in enumerate(lengths.items()):

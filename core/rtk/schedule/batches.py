@@ -8,13 +8,13 @@ from typing import Protocol
 
 from rtk.cache.pools import Pools
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, Lack, balance, commit, plan_admission
+from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, balance, commit, plan_admission
 from rtk.schedule.budget import Limits
 from rtk.schedule.ledger import Ledger
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.ratio import NewTokenRatio
 from rtk.schedule.request import Request, Status
-from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
+from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, sufficient
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.timeline import Cause, RetractedFor
@@ -68,6 +68,10 @@ class Batches:
     def retractions_are_frequent(self) -> bool:
         """Whether many requests had to make room lately."""
         return self._watch.frequent(self._step)
+
+    def left(self) -> None:
+        """Somebody waits no more: it may be the one that had no slots, so the batch is not full for its sake."""
+        self._full_at = None
 
     def next(self, step: int, host: Host) -> list[Request]:
         """Prompts first, with everybody who decodes beside them where steps are mixed; else everybody who decodes.
@@ -195,6 +199,8 @@ class Batches:
     def _make_room(self, rows: list[Request]) -> bool:
         """Retract until everybody else has a slot for its next token; says whether anybody was. The last one stays."""
         running = self._running
+        if running.has_room(rows):
+            return False
         victims: list[Request] = []
         order = self._retraction_order(rows)[:-1] + [r for r in (running.chunked,) if r]
         for victim in order:
@@ -213,14 +219,7 @@ class Batches:
         if candidate is None or lack is None or not self._queue.may_preempt:
             return []
         lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
-        victims: list[Request] = []
-        for victim in self._retraction_order(lower):
-            victims.append(victim)
-            slots, reserved = yields(victim, self.ratio.value)
-            lack = Lack(lack.current - slots, lack.total - slots - reserved)
-            if lack.current <= 0 and lack.total < 0:
-                return victims
-        return []
+        return sufficient(self._retraction_order(lower), lack, self.ratio.value)
 
     def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
         policy_key = self._queue.retract_key if self._queue.has_retract_key else None

@@ -1,10 +1,10 @@
 """Who makes room when the running requests need more slots than there are, and when a more important one waits."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rtk.schedule.admission import reserve
+from rtk.schedule.admission import Lack, reserve
 from rtk.schedule.request import Request
 from rtk.schedule.settings import Retraction
 
@@ -37,11 +37,26 @@ def retraction_order(
     return sorted(listed, key=key)
 
 
-def yields(request: Request, ratio: float) -> tuple[int, float]:
-    """Slots and reserve that retracting a running request gives back at least. O(nodes held)."""
-    lease = request.lease
-    shared = sum(node.size for node in lease.nodes() if node.locks > 1) if lease else 0
-    return request.capacity - shared, ratio * reserve(request)
+def sufficient(order: Iterable[Request], lack: Lack, ratio: float) -> list[Request]:
+    """The first of `order` whose retraction gives a candidate what it lacks; nobody where that of all does not.
+
+    A cached node is given back by the last who holds it, except for what the candidate locks of it. O(nodes held).
+    """
+    current, total, locked = lack
+    victims: list[Request] = []
+    holders: Counter[int] = Counter()
+    for victim in order:
+        victims.append(victim)
+        slots = victim.capacity
+        for node in victim.lease.nodes() if victim.lease else ():
+            holders[node.id] += 1
+            slots -= node.size
+            if holders[node.id] == node.locks:
+                slots += node.size - locked.get(node.id, 0)
+        current, total = current - slots, total - slots - ratio * reserve(victim)
+        if current <= 0 and total < 0:
+            return victims
+    return []
 
 
 class RetractionWatch:

@@ -385,6 +385,7 @@ class Scheduler:
         lease = None
         if waiting:
             self._queue.remove(request)
+            self._batches.left()
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
         self._ledger.ended(request, finish, self._clock())

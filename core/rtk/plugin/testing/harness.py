@@ -43,6 +43,7 @@ class Harness:
     max_running: int = 8
     max_prefill_tokens: int = 16384
     chunk_tokens: int | None = None
+    align_tokens: int = 1
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
     cache_enabled: bool = True
@@ -74,6 +75,7 @@ class Harness:
             max_running=self.max_running,
             max_prefill_tokens=self.max_prefill_tokens,
             chunk_tokens=self.chunk_tokens,
+            align_tokens=self.align_tokens,
         )
         self.executor = ScriptedExecutor(
             self.script,
