@@ -30,16 +30,22 @@ def alone(prompt, max_new_tokens):
     return out
 
 
+def preemptive():
+    entry = installed().get("schedule", "priority")
+    return entry.build(entry.plugin.options(preempt=True))
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 4, 16]),
         pages=st.integers(4, 20),
         rows=st.integers(1, 5),
         eviction=st.sampled_from(installed().names("eviction")),
-        schedule=st.sampled_from(installed().names("schedule")),
+        schedule=st.sampled_from([*installed().names("schedule"), "preemption"]),
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
         chunk=st.sampled_from([None, 1, 8, 30]),
+        align=st.sampled_from([1, 1, 6]),
         overlap=st.booleans(),
         lazy=st.booleans(),
         mixed=st.booleans(),
@@ -56,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache,
         prefill,
         chunk,
+        align,
         overlap,
         lazy,
         mixed,
@@ -68,10 +75,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             pool_tokens=max(page * pages, 32),
             max_running=rows,
             eviction=eviction,
-            schedule=schedule if cache else "fcfs",
+            schedule=preemptive() if schedule == "preemption" else schedule if cache else "fcfs",
             cache_enabled=cache,
             max_prefill_tokens=max(prefill, page),
             chunk_tokens=chunk and max(chunk, page),
+            align_tokens=align,
             overlap=overlap,
             lazy=lazy,
             mixed_chunk=mixed,
