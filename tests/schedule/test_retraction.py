@@ -263,6 +263,22 @@ def test_no_slots_mark_the_batch_full_until_there_is_more():
     assert len(h.tokens["b"]) == 20 and len(calls) > asked
 
 
+@pytest.mark.stepwise
+def test_the_batch_is_full_no_more_once_who_lacked_slots_went_away():
+    h = Harness(pool_tokens=128, context_length=128)
+    h.add("runs", range(1000, 1040), max_new_tokens=60)
+    h.step()
+    h.add("large", range(2000, 2100), max_new_tokens=4)
+    h.step()
+    h.add("small", [1, 2, 3], max_new_tokens=2)
+    h.step()
+    assert (h.stat("running"), h.stat("waiting")) == (1, 2)
+    h.abort("large")
+    h.step()
+    assert h.tokens["small"] == [4]
+    h.run()
+
+
 def test_other_reasons_do_not_mark_the_batch_full():
     h = Harness(pool_tokens=200, max_running=1)
     for rid in "ab":

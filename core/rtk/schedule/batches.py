@@ -59,7 +59,8 @@ class Batches:
         self._clock = clock
         self._rng = rng
         self._step = 0
-        self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full
+        self._full_at: float | None = None  # R when slots were lacking; until there is more, the batch is full,
+        self._full_for: Request | None = None  # or until who lacked them waits no more
         self._watch = RetractionWatch()
         self._retracted_last = 0  # the arrival number of who was
         self.ratio = NewTokenRatio(settings.conservativeness)
@@ -107,7 +108,10 @@ class Batches:
         if queue.prefers_decode(ctx):
             self._planned(gate="decode")
             return False
-        if self._full_at is not None and balance(self._pools, running.requests, self.ratio.value) > self._full_at:
+        if self._full_at is not None and (
+            (self._full_for is not None and self._full_for not in queue)
+            or balance(self._pools, running.requests, self.ratio.value) > self._full_at
+        ):
             self._full_at = None
         full: Cause | None = "kv" if self._full_at is not None else None if self._pools.table.free_rows else "rows"
         if running.chunked or not full or queue.may_preempt:
@@ -146,7 +150,7 @@ class Batches:
             self._counters["commit_failures"] += 1
             host.fail(error.request, "the engine could not admit the request")
             return []
-        self._full_at = plan.total if plan.verdict == "NO_TOKEN" else None
+        self._full_at, self._full_for = plan.total if plan.verdict == "NO_TOKEN" else None, plan.refused
         for admission in plan.admitted:
             self._queue.remove(admission.request)
             running.requests.append(admission.request)
