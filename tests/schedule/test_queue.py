@@ -138,6 +138,28 @@ def test_columns_say_what_is_matched_now():
     assert line.policy.columns.matched_len.tolist() == [0, 0]
 
 
+def test_groups_are_filed_anew_only_where_many_left_out_of_turn(monkeypatch):
+    line = Line()
+    monkeypatch.setattr(line.queue._shared, "_refile", pytest.fail)
+    waiting = [line.add([i] * 40) for i in range(200)]
+    for i in range(1000):
+        line.queue.remove(waiting.pop(0))
+        waiting.append(line.add([200 + i] * 40))
+
+
+def test_what_changed_for_one_who_left_is_told_of_nobody():
+    line = Line()
+    _, leads, leaves, _ = [line.add([first] * 40) for first in (1, 2, 2, 1)]
+    line.ranked()
+    assert line.policy.columns.shares_prefix.tolist() == [False, False, True, True]
+    line.cached([2] * 8)
+    line.queue.remove(leads)  # so the next one leads
+    line.queue.remove(leaves)
+    line.ranked()
+    assert line.policy.columns.matched_len.tolist() == [0, 0]
+    assert line.policy.columns.shares_prefix.tolist() == [False, True]
+
+
 def test_what_a_policy_does_not_require_costs_nothing_and_shows_nothing():
     line = Line(requires=frozenset())
     line.cached([1] * 12)
