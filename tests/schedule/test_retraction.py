@@ -9,7 +9,7 @@ import pytest
 from rtk.plugin import SchedulePolicy
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness, digest
-from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, yields
+from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch
 
 MODES = [
     pytest.param({"overlap": overlap, "lazy": overlap, "mixed_chunk": mixed}, id=f"{'on' if overlap else 'off'}-{name}")
@@ -287,18 +287,6 @@ def test_other_reasons_do_not_mark_the_batch_full():
     assert h.scheduler._batches._full_at is None
     h.run()
     assert len(h.tokens["b"]) == 3
-
-
-@pytest.mark.stepwise
-def test_what_another_holds_too_is_not_given_back():
-    h = Harness()
-    for rid in "ab":
-        h.add(rid, [1] * 16 + [ord(rid)], max_new_tokens=9)
-        h.step()
-    a = requests_of(h)["a"]
-    assert (a.capacity, yields(a, 0.5)) == (17, (1, 4.0))
-    h.abort("b")
-    assert yields(a, 0.5) == (17, 4.0)
 
 
 def test_frequent_retractions_are_told_once_in_a_while(caplog):
