@@ -123,7 +123,7 @@ def test_beside_a_chunked_request_that_lacks_slots_nobody_is_cut():
     lacking = []
     while "a" not in h.finished:
         h.step()
-        plan = h.scheduler._plan(h.scheduler._context())
+        plan = h.scheduler._batches._plan(h.scheduler._batches._context())
         if plan.attempts and plan.attempts[0].rid == "x" and h.scheduler._running.chunked and not plan.continuation:
             lacking.append([(attempt.rid, attempt.verdict, attempt.reason) for attempt in plan.attempts])
     assert lacking and set(map(tuple, lacking)) == {(("x", "NO_TOKEN", "kv"), ("y", "OTHER", "cut"))}
@@ -137,7 +137,7 @@ def test_slots_for_the_next_tokens_of_those_who_decode_beside_are_not_given_to_p
         request.max_new_tokens = 9
     h.step()
     waiting(h, c=4)  # full's next token needs a page, that of the other does not
-    [attempt] = h.scheduler._plan(h.scheduler._context()).attempts
+    [attempt] = h.scheduler._batches._plan(h.scheduler._batches._context()).attempts
     assert attempt.before.current == h.stat("free") + h.stat("evictable") - kept
 
 
