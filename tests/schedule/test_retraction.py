@@ -392,6 +392,19 @@ def test_what_a_victim_shares_with_the_candidate_is_no_gain(new, after):
     assert h.stat("retractions") == ("low" not in after)
 
 
+@pytest.mark.parametrize(("new", "after"), [(1, IN_ITS_PLACE), (2, NOT_AT_ALL)])
+def test_what_a_victim_shares_with_others_who_run_is_no_gain(new, after):
+    """100 slots, R = 58 - 0.7 * (9 + 3) = 49.6: low gives back one slot and 2.1; urgent's charge is new + 51."""
+    h = preemptive(pool_tokens=100, context_length=100)
+    h.add("vip", [*PREFIX, 1], max_new_tokens=10, priority=5)
+    h.step()
+    h.add("low", [*PREFIX, 2], max_new_tokens=4)
+    h.step()
+    h.add("urgent", [3] * 50, max_new_tokens=new, priority=1)
+    h.step()
+    assert ("low" in running(h), h.stat("retractions")) == ("low" in after, "low" not in after)
+
+
 def test_what_victims_share_is_given_back_with_the_last_of_them():
     h = preemptive(pool_tokens=100, context_length=100)
     for i in range(2):
