@@ -89,11 +89,12 @@ class Batches:
     def _prompts(self, host: Host) -> list[Request]:
         """The chunked request's next piece, and waiting requests, as many as the policy's order and accounts allow."""
         running = self._running
+        if not self._may_prefill(ctx := self._context()):
+            return []
         if running.flight and running.flight.prefills and len(self._queue):
             host.settle()  # what it computed can then be hit
-        ctx = self._context()
-        if not self._may_prefill(ctx):
-            return []
+            if not self._may_prefill(ctx := self._context()):
+                return []
         plan = self._plan(ctx)
         while victims := self._preempted(plan):
             if running.flight:
@@ -180,9 +181,9 @@ class Batches:
         return self._grown(running.decoding(), host)
 
     def _decodes_beside(self, host: Host) -> list[Request]:
-        """Everybody who decodes, in a step with prompts; where slots are lacking they wait, and nobody is retracted."""
+        """Everybody who decodes, in a step with prompts. Planning has kept their slots back; nobody is retracted."""
         rows = self._running.decoding()
-        if not rows or not self._running.has_room(rows):
+        if not rows:
             return []
         self.ratio.decay()
         self._counters["mixed_steps"] += 1
