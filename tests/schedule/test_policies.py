@@ -474,6 +474,16 @@ def test_the_scheduler_serves_tenants_alike():
     assert not h.stat("plugin_faults")
 
 
+def test_a_newcomer_starts_with_the_least_served_of_those_who_wait():
+    ranked = policy("vtc")
+    guarded, ctx = GuardedSchedule(ranked, "vtc", Health()), context_of(tenants=("a", "b", "c"))
+    waiting = [{"tenant": 0}, {"tenant": 1}]
+    guarded.order(columns_of(*waiting), ctx)
+    guarded.on_progress([Progress(7, 0, 100, 0), Progress(8, 1, 10, 0)])
+    assert guarded.order(columns_of(*waiting, {"tenant": 2}), ctx).tolist() == [1, 2, 0]
+    assert ranked._counters == {0: 100.0, 1: 10.0, 2: 10.0}
+
+
 @pytest.mark.stepwise
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_abort_does_not_make_what_was_computed_free(overlap):

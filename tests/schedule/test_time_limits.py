@@ -1,6 +1,7 @@
 """How many may wait, for how long, and deadlines: what ends, when, and that nothing of it stays."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -202,6 +203,23 @@ def test_what_ended_is_dropped_in_bulk():
         h.step()
         h.forget("a")
     assert len(h.scheduler._time._heap) <= 70
+
+
+@pytest.mark.stepwise
+def test_limits_are_told_in_time_whoever_ended_before():
+    rng, h = random.Random(0), Harness(max_running=1, context_length=512, pool_tokens=1024)
+    h.add("runs", [1], max_new_tokens=500)
+    h.step(0)
+    due = {f"r{i}": i for i in rng.sample(range(1, 301), 300)}
+    for i, (rid, seconds) in enumerate(due.items()):
+        h.add(rid, [2], deadline_s=float(seconds))
+        if i % 3:
+            h.abort(rid)
+    for now in range(1, 301):
+        h.step(1)
+        assert {rid for rid, end in h.finished.items() if end.reason == "error"} == {
+            rid for i, rid in enumerate(due) if not i % 3 and due[rid] <= now
+        }
 
 
 @pytest.mark.parametrize(("limits", "rest"), [({}, math.inf), ({"deadline_s": 5.0}, 4.0)])
