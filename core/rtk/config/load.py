@@ -35,6 +35,8 @@ class LoadedConfig:
     sources: Mapping[str, str]
     """For every key path: `flag --page-size`, `--set cache.page_size`, `variable RTK_CACHE__PAGE_SIZE`, `rtk.toml:3`,
     `default`."""
+    files: tuple[Path, ...] = ()
+    """The configuration files that were read; of several, later ones won."""
 
     def rows(self) -> Iterator[tuple[Key, Any, str]]:
         """Every key with its value and source, in the order of the tree."""
@@ -95,7 +97,9 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
     warnings += [f"plugin {failure.origin} is not available: {failure.reason}" for failure in registry.failures]
     for warning in warnings:
         log.warning("%s", warning)
-    return LoadedConfig(config, {key.path: given[key.path].source if key.path in given else DEFAULT for key in keys})
+    origin = {key.path: given[key.path].source if key.path in given else DEFAULT for key in keys}
+    files = tuple(source.path for source in reversed(sources) if isinstance(source, File))
+    return LoadedConfig(config, origin, files)
 
 
 def _validated(model: type[Config], keys: KeyTable, given: Mapping[str, Given], problems: list[str]) -> Config:

@@ -267,6 +267,7 @@ class ServeConfig(Section):
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
     )
+    locked: bool = Field(default=False, description="start only with what 'rtk config lock' wrote down")
     admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(
         default=None,
         description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",

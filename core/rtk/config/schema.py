@@ -1,0 +1,57 @@
+"""The JSON Schema of configuration files: what editors complete and check by."""
+
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
+from pydantic_core import core_schema
+
+from rtk.config.keys import KeyTable
+from rtk.config.models import Config, PluginSection
+from rtk.config.moved import MARKER, VERSION
+from rtk.config.tree import config_model
+from rtk.plugin.registry import Registry
+
+
+def json_schema(registry: Registry) -> dict[str, Any]:
+    """The schema of this installation: with the options, and as choices the names, of the plugins that are here."""
+    model = config_model(registry)
+    schema = model.model_json_schema(schema_generator=_Lenient)
+    for key in KeyTable(model):
+        leaf = _leaf(schema, key.path)
+        if key.nullable:
+            leaf.setdefault("anyOf", []).append({"const": "null", "description": "null, for TOML, which has none"})
+        if key.is_secret:
+            leaf.pop("default", None)
+    for path, section in _plugin_sections(model):
+        _leaf(schema, path)["enum"] = registry.names(section.kind)
+    versions = {"type": "integer", "minimum": 1, "maximum": VERSION, "description": "version of the file's keys"}
+    schema["properties"] = {MARKER: versions, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Configuration of rtk"}
+
+
+def _plugin_sections(model: type[Config]) -> list[tuple[str, type[PluginSection]]]:
+    fields = ((name, field.annotation) for name, field in model.model_fields.items())
+    return [
+        (f"{name}.{section.choice}", section)
+        for name, section in fields
+        if isinstance(section, type) and issubclass(section, PluginSection)
+    ]
+
+
+def _leaf(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    node = schema
+    for part in path.split("."):
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        node = node["properties"][part]
+    return node
+
+
+class _Lenient(GenerateJsonSchema):
+    """Options of a type that JSON Schema has no word for are anything; defaults that JSON cannot hold are left out."""
+
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        """Nobody who prints a schema can do anything about it."""
+
+    def handle_invalid_for_json_schema(self, schema: core_schema.CoreSchema, error_info: str) -> JsonSchemaValue:
+        return {}
