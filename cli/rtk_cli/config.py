@@ -134,6 +134,37 @@ def diff(
         raise typer.Exit(1)
 
 
+@app.command()
+def migrate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="configuration files, TOML or YAML")],
+    only_check: Annotated[
+        bool, typer.Option("--check", help="write nothing, and exit with 1 where something would change")
+    ] = False,
+) -> None:
+    """Rewrite files in which keys go by old names, and print what changes. Comments stay."""
+    import difflib
+
+    from rtk.config.keys import KeyTable
+    from rtk.config.migrate import masked
+    from rtk.config.migrate import migrate as migrated
+    from rtk.config.tree import config_model
+    from rtk.plugin.host import installed
+
+    keys = KeyTable(config_model(installed()))
+    results = [(file, *migrated(file, keys)) for file in files]
+    changed = [(file, before, after) for file, before, after in results if before.text != after.text]
+    for file, before, after in changed:
+        old, new = (masked(document, keys).splitlines(keepends=True) for document in (before, after))
+        for line in difflib.unified_diff(old, new, str(file), str(file)):
+            typer.echo(line.rstrip("\r\n"))
+        if not only_check:
+            write(file, after.text, replace=True)
+    if changed and only_check:
+        raise typer.Exit(1)
+    if not changed:
+        typer.echo("nothing to migrate")
+
+
 def write(file: Path, text: str, *, replace: bool) -> None:
     """Write a file, replacing one only if that is meant. Raises `ConfigError`."""
     from rtk.errors import ConfigError

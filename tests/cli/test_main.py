@@ -20,7 +20,11 @@ from rtk_cli.options import with_config
 
 COMMANDS = [
     *([], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]),
-    *(["cache"], ["cache", "pin"], *(["config", name] for name in ("check", "init", "schema", "diff", "lock"))),
+    *(
+        ["cache"],
+        ["cache", "pin"],
+        *(["config", name] for name in ("check", "init", "schema", "diff", "lock", "migrate")),
+    ),
 ]
 HEAVY = "torch", "transformers", "fastapi"
 

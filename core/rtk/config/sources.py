@@ -260,6 +260,11 @@ def read_document(path: Path) -> Document:
         raise FileError(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise FileError(f"is not UTF-8: byte {error.start}") from None
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Document:
+    """A text as the file of this name would hold it. Raises `FileError`."""
     if path.suffix == ".toml":
         from rtk.config.toml_file import read_toml
 
