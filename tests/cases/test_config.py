@@ -1,13 +1,19 @@
 """Cases of group (g) about configuration: unknown keys, who wins, what is not installed, and YAML's surprises."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from rtk.config.keys import walk
+from rtk.config.load import config_from
 from rtk.config.tree import config_model
+from rtk.errors import ConfigError
+from rtk.plugin import AttentionBackend, Capabilities, Options, Plugin
 from rtk.plugin.host import installed
+from rtk.plugin.registry import Origin, Registered, Registry
 from rtk_cli.main import app
 
 
@@ -85,3 +91,28 @@ def test_g15_yaml_turns_nothing_into_another_type(text: str):
     assert line == f"error: c.yaml:2: unknown key {text!r}; see 'rtk config show'"
     if text != "1e3":
         assert f"model.served_name = {text}  # c.yaml:1" in show(file=f"model: {{served_name: {text}}}\n")[1]
+
+
+class Pages64(AttentionBackend):
+    """Takes pages of 64 tokens only."""
+
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset({"float32"}), page_sizes=frozenset({64}))
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    layout = write = plan = forward = None
+
+
+def test_g13_a_backend_does_not_change_the_page_size_and_is_refused_before_weights_are_read(zoo, monkeypatch):
+    from rtk.serve.computing import load
+
+    described = Plugin(kind="attention", name="pages64", summary="s", target=f"{__name__}:Pages64")
+    registry = Registry([*installed().all(), Registered(described, Origin("e", "rtk-attention-pages64", "1"))])
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Pages64=Pages64))
+    monkeypatch.setattr("rtk.model.loader._read_weights", lambda *_: pytest.fail("weights were read"))
+    chosen = {"attention.backend": "pages64", "model.device": "cpu", "cache.page_size": 16}
+    config = config_from(chosen, registry)
+    assert config.cache.page_size == 16
+    with pytest.raises(ConfigError, match=r"attention backend 'pages64' cannot serve page size 16 \(it takes 64\)"):
+        load(config, registry, zoo.folder("llama"), 99)

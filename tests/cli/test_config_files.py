@@ -182,10 +182,11 @@ def test_values_are_written_as_they_are_read(value: Any) -> None:
 
 def property_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
     for part in path.split("."):
-        schema_part = schema if "properties" in schema else schema["resolved"]
-        found = schema_part["properties"][part]
-        resolved = ROOT["$defs"][found["$ref"].rpartition("/")[2]] if "$ref" in found else found
-        schema = found | {"resolved": resolved}
+        if "properties" not in schema:  # a section
+            reference, null = schema["anyOf"]
+            assert null == {"type": "null"}
+            schema = ROOT["$defs"][reference["$ref"].rpartition("/")[2]]
+        schema = schema["properties"][part]
     return schema
 
 

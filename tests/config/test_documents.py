@@ -1,11 +1,16 @@
 """TOML and YAML: what a text means, and where its keys stand."""
 
+import re
+import tomllib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rtk.config.document import Document, FileError
 from rtk.config.toml_file import read_toml
+from rtk.config.written import as_toml
 from rtk.config.yaml_file import read_yaml
 
 TOML = '''\
@@ -199,3 +204,60 @@ def test_what_toml_cannot_be_read(text: str, line: int | None, reason: str) -> N
 def test_an_empty_file_says_nothing(text: str) -> None:
     assert read_toml(text) == Document(text, {}, {})
     assert read_yaml(text) == Document(text, {}, {})
+
+
+NAMES = st.text(st.sampled_from("ab-_ .é\"'#[]="), max_size=4)
+TEXTS = st.text(st.sampled_from("ab\"'\\#[]{}=, \né"), max_size=8)
+
+
+@st.composite
+def toml_names(draw: st.DrawFn) -> tuple[str, str]:
+    """A name, and a way to write it."""
+    name = draw(NAMES)
+    ways = [as_toml(name)]
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        ways.append(name)
+    if "'" not in name:
+        ways.append(f"'{name}'")
+    return name, draw(st.sampled_from(ways))
+
+
+@st.composite
+def toml_values(draw: st.DrawFn) -> str:
+    """A way to write some value that is no table."""
+    text = draw(TEXTS)
+    ways = [as_toml(text), "1e3", "1979-05-27 07:32:00", "true", f"[{as_toml(text)}, # ]\n [1, {{ x = 1 }}],\n]"]
+    ways.append(
+        '"""' + text.replace("\\", "\\\\").replace('"""', '""\\"') + ('\\""""' if text.endswith('"') else '"""')
+    )
+    if "'" not in text:
+        ways.append(f"'''{text}'''")
+    return draw(st.sampled_from(ways))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(toml_names(), min_size=1, max_size=3), toml_values(), TEXTS), max_size=8)
+)
+def test_whatever_tomllib_takes_has_its_keys_at_their_lines(
+    lines: list[tuple[bool, list[tuple[str, str]], str, str]],
+) -> None:
+    text, table, expected = "", (), {}
+    for is_header, names, value, comment in lines:
+        path = tuple(name for name, _ in names)
+        written = " . ".join(way for _, way in names)
+        line = text.count("\n") + 1
+        added = f"[{written}]" if is_header else f"{written} = {value}"
+        added += f"  # {comment}".replace("\n", " ") + "\n"
+        try:
+            tomllib.loads(text + added)
+        except tomllib.TOMLDecodeError:
+            continue
+        text += added
+        table = path if is_header else table
+        expected[path if is_header else (*table, *path)] = line
+    places = read_toml(text).places
+    assert {path: place.line for path, place in places.items() if path in expected} == expected
+    for path, place in places.items():
+        assert "x" in path or path in expected
+        assert text[slice(*place.name)] in text[slice(*place.whole)]

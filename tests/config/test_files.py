@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pytest
 import typer
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from typer.testing import CliRunner
 
 from rtk.config import moved as moves
@@ -22,6 +22,8 @@ Write = Callable[..., Path]
 
 
 class Knobs(Options):
+    """The validators quote what they are given, as those of strangers do."""
+
     low: int = 0
     high: int = 9
     token: SecretStr | None = None
@@ -31,8 +33,16 @@ class Knobs(Options):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.low > self.high:
-            raise ValueError("low must not be above high")
+            told = "" if self.token is None else f" with {self.token.get_secret_value()}"
+            raise ValueError(f"low must not be above high{told}")
         return self
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _long(cls, token: Any) -> Any:
+        if token == "s3cret-1":
+            raise ValueError(f"{token} is too short")
+        return token
 
 
 @pytest.fixture
@@ -278,6 +288,8 @@ tokens = {tokens}
     [
         ("'s3cret'", "'s3cret'", "['s3cret']"),
         ("'s3 cret'", "'s3cret'", "'s3cret'"),
+        ("'s3cret'", "'s3cret-1'", "[]"),
+        ("'s3cret'", "'s3cret'\nlow = 11", "[]"),
         ("{ s3cret = 's3cret' }", "['s3cret']", "[['s3cret']]"),
         ("s3cret", "1", "1"),
         ("'s3cret", "1", "1"),

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rtk.config import migrate as migration
 from rtk.config import moved as moves
+from rtk.config import sources
 from rtk.config.load import load_files
 from rtk.config.moved import Moved
 from rtk.plugin.host import installed
@@ -24,8 +26,8 @@ def old_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         Moved("eviction.gdsf.a", "eviction.gdsf.b", 4),
     )
     monkeypatch.setattr(moves, "MOVED", table)
-    for place in ("moved", "migrate", "sources"):
-        monkeypatch.setattr(f"rtk.config.{place}.VERSION", 4)
+    for module in (moves, migration, sources):
+        monkeypatch.setattr(module, "VERSION", 4)
 
 
 def migrate(text: str, name: str = "rtk.toml", *args: str) -> tuple[int, str, str]:

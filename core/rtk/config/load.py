@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rtk.config.demands import plugin_problems, requirement_problems
-from rtk.config.keys import Key, KeyTable
+from rtk.config.keys import MASK, Key, KeyTable
 from rtk.config.models import Config
 from rtk.config.sources import DEFAULT, CommandLine, Environment, File, Given, Layer, Source, Values
 from rtk.config.tree import config_model
@@ -172,6 +172,17 @@ def _inside(path: str, above: str) -> bool:
     return path == above or path.startswith(f"{above}.")
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value that is secret."""
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+    elif text := str(value):
+        yield text
+
+
 WRONG_TYPE = re.compile(r".*_(parsing|type)")
 SPOKEN_FOR = re.compile(rf"{WRONG_TYPE.pattern}|literal_error|greater_than(_equal)?|less_than_equal|string_too_short")
 """The errors that `Key.allowed` explains better than pydantic does."""
@@ -180,8 +191,13 @@ SPOKEN_FOR = re.compile(rf"{WRONG_TYPE.pattern}|literal_error|greater_than(_equa
 def _explained(details: ErrorDetails, keys: KeyTable, given: Mapping[str, Given]) -> Refusal:
     reason = details["msg"].removeprefix("Value error, ").replace("Input should", "must")
     key = keys.key_at(details["loc"])
+    at_fault = key.path if key else ".".join(map(str, details["loc"]))
+    for path, one in given.items():
+        if _inside(path, at_fault) and keys.by_path[path].is_secret:
+            for text in _texts(one.value):  # a plugin's own validator may quote anything
+                reason = reason.replace(text, MASK)
     if key is None:  # a plugin's options do not go together
-        section = ".".join(map(str, details["loc"]))
+        section = at_fault
         found = [one for path, one in given.items() if _inside(path, section)]
         place = next((f"{one.source}: " for one in found if one.in_file), "")
         return Refusal(section, "", f"{place}{section}: {reason} ({', '.join(one.source for one in found)})")

@@ -16,7 +16,8 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     """The schema of this installation: with the options, and as choices the names, of the plugins that are here."""
     model = config_model(registry)
     schema = model.model_json_schema(schema_generator=_Lenient)
-    for key in KeyTable(model):
+    table = KeyTable(model)
+    for key in table:
         leaf = _leaf(schema, key.path)
         if key.nullable:
             leaf.setdefault("anyOf", []).append({"const": "null", "description": "null, for TOML, which has none"})
@@ -24,6 +25,8 @@ def json_schema(registry: Registry) -> dict[str, Any]:
             leaf.pop("default", None)
     for path, section in _plugin_sections(model):
         _leaf(schema, path)["enum"] = registry.names(section.kind)
+    for node in [_leaf(schema, path) for path in table.sections]:  # YAML's empty sections are null
+        node["anyOf"] = [{"$ref": node.pop("$ref")}, {"type": "null"}]
     versions = {"type": "integer", "minimum": 1, "maximum": VERSION, "description": "version of the file's keys"}
     schema["properties"] = {MARKER: versions, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Configuration of rtk"}

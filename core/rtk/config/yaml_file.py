@@ -30,8 +30,8 @@ def read_yaml(text: str) -> Document:
         return _Reading(text).document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # what stands between quotes in a message is the file's
-        reason = re.sub(r"'[^']*'|\"[^\"]*\"", "…", error.problem or "it breaks off")
+        # what stands between quotes in a message is the file's, if it is neither a single character nor a <token>
+        reason = re.sub(r"'(?!<)[^']{2,}'|\"[^\"]*\"", "…", error.problem or "it breaks off")
         raise FileError(f"is not valid YAML: {reason}", mark.line + 1 if mark else None) from None
     except yaml.YAMLError:
         raise FileError("is not valid YAML: it holds characters that YAML does not allow") from None

@@ -47,21 +47,26 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
 
     `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
     """
+    import torch
+
     from rtk.cache.pool import KVPool
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
-    from rtk.model.loader import load_model
+    from rtk.model.loader import load_model, read_outline
     from rtk.model.probe import check_backend, probe
     from rtk.model.runner import ModelRunner
     from rtk.model.thread_executor import ThreadExecutor
 
     device, trust = usable_device(config), config.model.trust_remote_code
-    loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     entry = registry.get("attention", config.attention.backend)
     backend = entry.build(config.attention.options())
+    outline = read_outline(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
+    name, page_size = entry.plugin.name, config.cache.page_size
+    check_backend(name, backend.capabilities, outline, torch.device(device), page_size)  # before weights are read
+    loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     needs = probe(loaded)
-    check_backend(entry.plugin.name, backend.capabilities, needs, loaded.device, config.cache.page_size)
-    layout = backend.layout(needs.shape, config.cache.page_size, needs.dtype)
+    check_backend(name, backend.capabilities, needs, loaded.device, page_size)
+    layout = backend.layout(needs.shape, page_size, needs.dtype)
     limits, reason = _limits(config, loaded, layout.bytes_per_slot)
     fuse_layers(loaded)
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
