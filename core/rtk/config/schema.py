@@ -11,6 +11,8 @@ from rtk.config.moved import MARKER, VERSION
 from rtk.config.tree import config_model
 from rtk.plugin.registry import Registry
 
+NULL = {"const": "null", "description": "null, for TOML, which has none"}
+
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """The schema of this installation: with the options, and as choices the names, of the plugins that are here."""
@@ -19,14 +21,14 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     table = KeyTable(model)
     for key in table:
         leaf = _leaf(schema, key.path)
-        if key.nullable:
-            leaf.setdefault("anyOf", []).append({"const": "null", "description": "null, for TOML, which has none"})
+        if key.nullable and NULL not in leaf["anyOf"]:  # plugins may share a class of options
+            leaf["anyOf"].append(NULL)
         if key.is_secret:
             leaf.pop("default", None)
     for path, section in _plugin_sections(model):
         _leaf(schema, path)["enum"] = registry.names(section.kind)
-    for node in [_leaf(schema, path) for path in table.sections]:  # YAML's empty sections are null
-        node["anyOf"] = [{"$ref": node.pop("$ref")}, {"type": "null"}]
+    for path in table.sections:
+        _resolved(schema, _leaf(schema, path))["type"] = ["object", "null"]  # YAML's empty sections are null
     versions = {"type": "integer", "minimum": 1, "maximum": VERSION, "description": "version of the file's keys"}
     schema["properties"] = {MARKER: versions, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Configuration of rtk"}
@@ -44,10 +46,13 @@ def _plugin_sections(model: type[Config]) -> list[tuple[str, type[PluginSection]
 def _leaf(schema: dict[str, Any], path: str) -> dict[str, Any]:
     node = schema
     for part in path.split("."):
-        if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        node = node["properties"][part]
+        node = _resolved(schema, node)["properties"][part]
     return node
+
+
+def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    return found
 
 
 class _Lenient(GenerateJsonSchema):
