@@ -21,8 +21,9 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     table = KeyTable(model)
     for key in table:
         leaf = _leaf(schema, key.path)
-        if key.nullable and NULL not in leaf["anyOf"]:  # plugins may share a class of options
-            leaf["anyOf"].append(NULL)
+        options = leaf.get("anyOf", [NULL])
+        if key.nullable and NULL not in options:  # plugins may share a class of options
+            options.append(NULL)
         if key.is_secret:
             leaf.pop("default", None)
     for path, section in _plugin_sections(model):
