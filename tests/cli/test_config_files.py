@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rtk.config.keys import KeyTable, walk
 from rtk.config.load import load_files
+from rtk.config.lock import lock_text
 from rtk.config.models import Config
 from rtk.config.schema import json_schema
 from rtk.config.tree import config_model
@@ -301,6 +302,21 @@ def test_anything_else_is_refused(served: list[Any], monkeypatch: pytest.MonkeyP
         f'error: rtk.lock.toml:{line["schedule.max_queue"]}: schedule.max_queue = "null" is locked, '
         "not 9 (variable RTK_SCHEDULE__MAX_QUEUE)",
     ]
+
+
+def test_a_plugins_secret_is_not_locked_and_its_package_is() -> None:
+    file = Path(write("[eviction]\npolicy = 'fast-lru'\nfast_lru.token = 's3cret-2'\nfast_lru.limit = 3\n"))
+    text = lock_text(load_files(WITH_KNOBS, [file]), WITH_KNOBS)
+    lock = tomllib.loads(text)
+    assert lock["packages"]["x"] == "1"
+    own = {path: value for path, value in lock["values"].items() if path.startswith("eviction.")}
+    assert own == {
+        "eviction.policy": "fast-lru",
+        "eviction.fast_lru.folder": "x",
+        "eviction.fast_lru.made": "null",
+        "eviction.fast_lru.limit": 3,
+    }
+    assert "s3cret" not in text
 
 
 def test_a_chosen_plugin_brings_its_options_into_the_lock(served: list[Any]) -> None:
