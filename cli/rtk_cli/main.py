@@ -1,6 +1,7 @@
 """The `rtk` command: mounts one file per command and decides how a run ends.
 
-An expected failure is one line and exit code 1, a usage error exit code 2; a bug keeps its traceback.
+An expected failure is one line (a configuration's: one for each problem) and exit code 1, a usage error exit code 2; a
+bug keeps its traceback.
 """
 
 import logging
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rtk.errors import RtkError, printable
+from rtk.errors import ConfigError, RtkError, printable
 from rtk_cli.cache import app as cache_app
 from rtk_cli.config import app as config_app
 from rtk_cli.explain import explain
@@ -28,7 +29,8 @@ class Rtk(TyperGroup):
         try:
             return super().invoke(ctx)
         except RtkError as error:
-            typer.echo(f"error: {error}", err=True)
+            for problem in error.problems if isinstance(error, ConfigError) else (error,):
+                typer.echo(f"error: {problem}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(130) from interrupt

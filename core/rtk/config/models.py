@@ -93,6 +93,16 @@ def options_field(name: str) -> str:
     return f"{plugin_name(name).replace('-', '_')}_options"
 
 
+def _specifier(versions: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        SpecifierSet(versions)
+    except InvalidSpecifier:
+        raise ValueError("must be a version specifier, such as >=1.2 or >=1.2,<2; empty: any version") from None
+    return versions
+
+
 PluginName = Annotated[str, AfterValidator(plugin_name)]
 
 
@@ -237,6 +247,16 @@ class AttentionConfig(PluginSection):
     )
 
 
+class PluginsConfig(Section):
+    """Which packages must be there."""
+
+    require: dict[str, Annotated[str, AfterValidator(_specifier)]] = Field(
+        default_factory=dict,
+        description="packages that must be installed, and in which versions: checked at the start",
+        json_schema_extra=flag("--require-plugins"),
+    )
+
+
 class ServeConfig(Section):
     """The HTTP server."""
 
@@ -247,6 +267,7 @@ class ServeConfig(Section):
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
     )
+    locked: bool = Field(default=False, description="start only with what 'rtk config lock' wrote down")
     admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(
         default=None,
         description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",
@@ -261,4 +282,5 @@ class Config(Section):
     eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="eviction from the prefix cache")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
+    plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="packages with plugins")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")

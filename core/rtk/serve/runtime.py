@@ -38,7 +38,7 @@ class Runtime:
     ) -> None:
         """Starts the scheduler's thread."""
         self.config = config
-        policies = _policies(config)
+        policies = build_policies(config)
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=computing.vocab_size,
@@ -77,7 +77,8 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
     return runtime
 
 
-def _policies(config: Config) -> Policies:
+def build_policies(config: Config) -> Policies:
+    """Import and build the chosen policies. Raises `PluginError`."""
     registry = installed()
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
