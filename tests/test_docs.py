@@ -9,7 +9,7 @@ import pytest
 
 from rtk.plugin import SchedulePolicy
 from rtk.plugin.host import load
-from rtk.plugin.testing import eviction, schedule
+from rtk.plugin.testing import eviction, suite
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,5 +60,5 @@ def test_the_plugin_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     tests: dict[str, object] = {}
     exec(files["test_acme.py"], tests)
-    tests["test_big"](eviction.facts_are_declared)
-    tests["test_shortest"](schedule.orders_are_permutations)
+    tests["test_big"](suite("eviction")[0])
+    tests["test_shortest"](suite("schedule")[0])

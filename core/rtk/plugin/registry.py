@@ -10,7 +10,7 @@ from rtk.errors import PluginError, one_line
 from rtk.plugin.attention import AttentionBackend
 from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import contained
-from rtk.plugin.info import Kind, Options, Plugin, canonical
+from rtk.plugin.info import KINDS, Kind, Options, Plugin, canonical
 from rtk.plugin.schedule import SchedulePolicy
 
 CONTRACTS: dict[Kind, type] = {
@@ -125,9 +125,30 @@ class Registry:
             raise PluginError(self._unknown(kind, name))
         return self._found[key]
 
+    def find(self, name: str) -> Registered:
+        """Look a plugin up by name alone, or as `kind:name`. Raises `PluginError` also where several kinds have it."""
+        kind, colon, rest = name.partition(":")
+        if colon:
+            if kind not in KINDS:
+                raise PluginError(f"unknown kind {kind!r} of {name!r}; kinds: {', '.join(KINDS)}")
+            return self.get(kind, rest)
+        kinds: list[Kind] = [of for of in KINDS if {(of, canonical(name))} & {*self._found, *self._disputed}]
+        if not kinds:
+            everything = [entry.plugin.name for entry in self.all()]
+            raise PluginError(f"unknown plugin {name!r}{self._broken()}{_hint(name, everything)}")
+        if len(kinds) > 1:
+            raise PluginError(f"{name!r} is a name of several kinds; write {' or '.join(f'{k}:{name}' for k in kinds)}")
+        return self.get(kinds[0], name)
+
     def _unknown(self, kind: Kind, name: str) -> str:
         names = self.names(kind)
-        near = difflib.get_close_matches(canonical(name), names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; see 'rtk plugins'"
-        broken = "".join(f"; {failure.origin} failed to load: {failure.reason}" for failure in self.failures)
-        return f"unknown {kind} plugin {name!r}; installed: {', '.join(names) or 'none'}{broken}{hint}"
+        installed = f"unknown {kind} plugin {name!r}; installed: {', '.join(names) or 'none'}"
+        return f"{installed}{self._broken()}{_hint(name, names)}"
+
+    def _broken(self) -> str:
+        return "".join(f"; {failure.origin} failed to load: {failure.reason}" for failure in self.failures)
+
+
+def _hint(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(canonical(name), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; see 'rtk plugins'"
