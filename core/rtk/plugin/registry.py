@@ -10,13 +10,17 @@ from rtk.errors import PluginError, one_line
 from rtk.plugin.attention import AttentionBackend
 from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import contained
+from rtk.plugin.grammar import SPEC_KINDS, GrammarBackend
 from rtk.plugin.info import KINDS, Kind, Options, Plugin, canonical
 from rtk.plugin.schedule import SchedulePolicy
+from rtk.plugin.storage import Storage
 
 CONTRACTS: dict[Kind, type] = {
     "eviction": EvictionPolicy,
     "schedule": SchedulePolicy,
     "attention": AttentionBackend,
+    "grammar": GrammarBackend,
+    "storage": Storage,
 }
 """The class that every plugin of a kind derives from."""
 
@@ -71,6 +75,10 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
+        if isinstance(built, GrammarBackend) and not (
+            isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
+        ):
+            return f"its spec_kinds are {built.spec_kinds!r}; a set of them may have {', '.join(SPEC_KINDS)}"
         return ""
 
 
