@@ -34,20 +34,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find the plugins before anything is collected: one that is not there ends the run."""
     if names := config.getoption(OPTION):
-        if not __debug__:
-            raise pytest.UsageError(f"{OPTION}: python -O leaves assertions out, and so the contract")
         config.pluginmanager.register(_Suites([_found(name) for name in names]), "rtk suites")
 
 
-def _found(name: str) -> Registered:
+def _found(name: str) -> tuple[Registered, tuple[Check, ...]]:
     from rtk.plugin.host import installed
+    from rtk.plugin.testing import suite
 
     try:
         import hypothesis  # noqa: F401 - the suites search with it
     except ImportError:
         raise pytest.UsageError(f"{OPTION}: needs Hypothesis: pip install 'rtk-inference[testing]'") from None
     try:
-        return installed().find(name)
+        entry = installed().find(name)
+        return entry, suite(entry.plugin.kind)
     except RtkError as error:
         raise pytest.UsageError(f"{OPTION}: {error}") from None
 
@@ -55,8 +55,8 @@ def _found(name: str) -> Registered:
 class _Suites:
     """Registered where the option is given."""
 
-    def __init__(self, entries: list[Registered]) -> None:
-        self._entries = entries
+    def __init__(self, found: list[tuple[Registered, tuple[Check, ...]]]) -> None:
+        self._found = found
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -65,7 +65,7 @@ class _Suites:
         """The suites stand beside what the session collects from its arguments."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
-            suites = (_Suite.of(collector, entry) for entry in self._entries)
+            suites = (_Suite.of(collector, entry, checks) for entry, checks in self._found)
             report.result = [*(report.result or ()), *suites]
         return report
 
@@ -74,19 +74,17 @@ class _Suite(pytest.Collector):
     """The checks of one plugin."""
 
     entry: Registered
+    checks: tuple[Check, ...]
 
     @classmethod
-    def of(cls, session: pytest.Session, entry: Registered) -> _Suite:
+    def of(cls, session: pytest.Session, entry: Registered, checks: tuple[Check, ...]) -> _Suite:
         name = f"rtk-plugin[{entry.plugin.kind}:{entry.plugin.name}]"
         suite: _Suite = cls.from_parent(session, name=name, nodeid=name)
-        suite.entry = entry
+        suite.entry, suite.checks = entry, checks
         return suite
 
     def collect(self) -> Iterator[_CheckItem]:
-        from rtk.plugin.testing import suite
-
-        for check in suite(self.entry.plugin.kind):
-            yield _CheckItem.of(self, check)
+        return (_CheckItem.of(self, check) for check in self.checks)
 
 
 class _CheckItem(pytest.Item):

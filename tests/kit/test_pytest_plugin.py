@@ -38,11 +38,8 @@ def test_a_part_of_a_suite_can_be_chosen(workshop):
 def test_a_plugin_that_is_not_there_ends_the_run(workshop):
     said = workshop.pytest("--rtk-plugin", "slro", code=4)
     assert said == "ERROR: --rtk-plugin: unknown plugin 'slro'; did you mean 'slru'?\n\n"
-    said = workshop.pytest("--rtk-plugin", "priority", code=4)
-    assert "'priority' is a name of several kinds; write eviction:priority or schedule:priority" in said
-    assert "unknown kind 'evict'" in workshop.pytest("--rtk-plugin", "evict:lru", code=4)
 
 
 def test_without_assertions_there_is_no_contract(workshop):
     said = workshop.run("python", "-O", "-m", "pytest", "--rtk-plugin", "lru", code=4)
-    assert "python -O leaves assertions out" in said
+    assert "python -O leaves those out" in said

@@ -1,6 +1,7 @@
 """An environment of its own, with rtk installed from a wheel and no source tree on the path."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,17 +35,22 @@ class Workshop:
                 shutil.copy(ROOT / name, source)
         self.install(source)
 
-    def install(self, project: Path) -> None:
-        """Build the project's wheel, from a copy, and install that. Brings nothing from anywhere."""
-        copy = self.folder / "built" / project.name
-        shutil.copytree(project, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    def install(self, *projects: Path) -> None:
+        """Build the projects' wheels, from copies, and install those. Brings nothing from anywhere."""
+        copies = self.folder / "copies"
+        for project in projects:
+            shutil.copytree(project, copies / project.name, ignore=shutil.ignore_patterns("__pycache__"))
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--disable-pip-version-check"]
         options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
         done = subprocess.run(
-            [*pip, "install", *options, str(copy)], env=self._environ(), capture_output=True, text=True, check=False
+            [*pip, "install", *options, *(str(copies / project.name) for project in projects)],
+            env=self._environ(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        shutil.rmtree(copy)
+        shutil.rmtree(copies)
 
     def run(self, *command: str, cwd: Path | None = None, code: int = 0, **variables: str) -> str:
         """What a command of the environment prints; it must end with this code."""
@@ -61,10 +67,18 @@ class Workshop:
         return done.stdout
 
     def pytest(self, *args: str, cwd: Path | None = None, code: int = 0) -> str:
-        """A run of pytest, without what it leaves behind."""
-        return self.run("python", "-m", "pytest", "-p", "no:cacheprovider", *args, cwd=cwd, code=code)
+        """A run of pytest, without what it leaves behind, and with nothing of the folder on the path."""
+        return self.run("python", "-P", "-m", "pytest", "-p", "no:cacheprovider", *args, cwd=cwd, code=code)
 
     def _environ(self) -> dict[str, str]:
         dropped = ("PYTHON", "RTK_", "PYTEST_", "VIRTUAL_ENV")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         return kept | {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder)}
+
+
+def passed(said: str) -> int:
+    """How many tests passed, of which none failed."""
+    assert " failed" not in said
+    found = re.search(r"(\d+) passed", said)
+    assert found, said
+    return int(found[1])

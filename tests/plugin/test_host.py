@@ -239,6 +239,7 @@ class UnknownGrammars(Choices):
     spec_kinds = frozenset({"prose"})
 
 
+GRAMMARS = "a set of them may have choice, ebnf, json_schema, regex"
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
@@ -247,11 +248,7 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
     [
         ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
         ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
-        (
-            "grammar",
-            "UnknownGrammars",
-            f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; a set of them may have choice, ebnf, json_schema, regex",
-        ),
+        ("grammar", "UnknownGrammars", f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; {GRAMMARS}"),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
     ],
 )
