@@ -46,6 +46,7 @@ def random_columns(count: int, seed: int) -> Columns:
         tenant=rng.integers(0, 3, count),
         running_with_key=rng.integers(0, 3, count),
         retractions=(np.arange(count) < count // 10).astype(np.int64),
+        deadline_s=np.where(rng.random(count) < 0.5, np.inf, 100 + rng.random(count) * 200),
     )
 
 

@@ -85,6 +85,7 @@ def queues(draw: st.DrawFn) -> Columns:
         "tenant": each(st.integers(0, 2)),
         "running_with_key": each(st.integers(0, 9)),
         "retractions": first.astype(np.int64),
+        "deadline_s": each(st.floats(0, 1000, allow_subnormal=False) | st.just(math.inf)),
     }
     return Columns(**{name: np.asarray(values, dtype=kinds[name]) for name, values in facts.items()})
 
