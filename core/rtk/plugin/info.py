@@ -46,8 +46,13 @@ class Plugin:
 
     kind: Kind
     name: str
+    """What configuration chooses it by: letters and digits, with single dashes between words."""
     summary: str
+    """One line of text."""
     target: str
     options: type[Options] = Options
+    """The model of its options; every one has a default."""
     requires: frozenset[str] = field(default_factory=frozenset)
+    """Of `CAPABILITIES`."""
     api: int = API_VERSION
+    """The plugin API that it is built for."""

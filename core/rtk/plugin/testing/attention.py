@@ -393,6 +393,7 @@ def check_layers(backend: AttentionBackend) -> None:
 
 def _oracle_check(case: Case) -> Callable[[AttentionBackend], None]:
     def run(backend: AttentionBackend) -> None:
+        """Every row equals dense attention in float64, within the tolerance of the type."""
         scene = Scene(backend, case)
         for row, got in enumerate(scene.run()):
             scene.assert_close(got, scene.expected(row), f"row {row} {case.rows[row]}")
@@ -417,7 +418,7 @@ def any_batch_equals_the_oracle(backend: AttentionBackend) -> None:
 
 
 def _check(name: str, run: Callable[[AttentionBackend], None], *, quick: bool = True) -> Check:
-    return Check(name, lambda subject: run(subject()), quick)
+    return Check(name, lambda subject: run(subject()), quick, " ".join((run.__doc__ or "").split()))
 
 
 CHECKS: tuple[Check, ...] = (

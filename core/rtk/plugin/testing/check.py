@@ -49,6 +49,8 @@ class Check:
     run: Callable[[Subject], None]
     quick: bool = True
     """Whether it takes well under a second and needs nothing but rtk: `rtk plugins doctor` runs those."""
+    about: str = ""
+    """What it looks at."""
 
     def __call__(self, factory: Factory) -> None:
         self.run(factory if isinstance(factory, Subject) else Subject(factory))
@@ -58,8 +60,8 @@ class Check:
 
 
 def named(run: Callable[[Subject], None], *, quick: bool = True) -> Check:
-    """A check by the name of its function."""
-    return Check(run.__name__.strip("_").replace("_", " "), run, quick)
+    """A check by the name of its function, about what its docstring says."""
+    return Check(run.__name__.replace("_", " "), run, quick, " ".join((run.__doc__ or "").split()))
 
 
 class Watch(Health):
