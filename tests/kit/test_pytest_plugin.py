@@ -30,9 +30,9 @@ def test_the_suite_runs_beside_other_tests(workshop, tmp_path):
     assert "collected 9 items" in said
 
 
-def test_a_part_of_a_suite_can_be_chosen(workshop):
-    said = workshop.pytest("--rtk-plugin", "slru", "--rtk-plugin", "schedule:priority", "-k", "stable or required")
-    assert "2 passed, 15 deselected" in said
+def test_a_part_of_a_suite_can_be_chosen(workshop, tmp_path):
+    two = ["--rtk-plugin", "slru", "--rtk-plugin", "schedule:priority"]
+    assert "2 passed" in workshop.pytest(*two, "-k", "stable or required", cwd=tmp_path)
 
 
 def test_a_plugin_that_is_not_there_ends_the_run(workshop):

@@ -54,15 +54,18 @@ class ChoiceMatcher(Matcher):
         said = b"".join(self.vocabulary.tokens[token] for token in self.past)
         return {text[len(said) :] for text in self.texts if text.startswith(said)}
 
+    def fits(self, token: int, left: set[bytes]) -> bool:
+        """Whether a token may come next where this is left."""
+        data = self.vocabulary.tokens[token]
+        return b"" in left if token in self.vocabulary.ends else any(data and text.startswith(data) for text in left)
+
     def allowed(self) -> list[int]:
         """The tokens that may come next. O(vocabulary)."""
         left = self.left()
-        ends = sorted(self.vocabulary.ends) if b"" in left else []
-        tokens = enumerate(self.vocabulary.tokens)
-        return ends + [i for i, token in tokens if token and any(text.startswith(token) for text in left)]
+        return [token for token in range(len(self.vocabulary.tokens)) if self.fits(token, left)]
 
     def accept(self, token: int) -> bool:
-        fits = token in self.allowed()
+        fits = self.fits(token, self.left())
         if fits:
             self.past.append(token)
         return fits
