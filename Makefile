@@ -22,8 +22,9 @@ lint: $(VENV)/.test
 golden: $(VENV)/.test  ## make the golden ids of the real model anew, with transformers' generate
 	$(BIN)/python tests/e2e/make_golden.py
 
-docs: $(VENV)/.test  ## write docs/keys.md anew, from the declarations of the keys
+docs: $(VENV)/.test  ## make the generated parts of the docs anew
 	$(BIN)/python docs/make_keys.py
+	$(BIN)/python docs/plugins/generate.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.exit("error: rtk needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'

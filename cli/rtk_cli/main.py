@@ -16,7 +16,7 @@ from rtk_cli.config import app as config_app
 from rtk_cli.explain import explain
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
-from rtk_cli.plugins import plugins
+from rtk_cli.plugins import app as plugins_app
 from rtk_cli.serve import serve
 from rtk_cli.version import DISTRIBUTION, version, version_of
 
@@ -47,8 +47,8 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(explain)
-app.command()(plugins)
 app.command()(version)
+app.add_typer(plugins_app, name="plugins")
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
 app.add_typer(cache_app, name="cache")

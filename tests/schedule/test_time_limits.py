@@ -229,3 +229,30 @@ def test_how_long_it_may_rest(limits, rest):
     h.step()
     assert h.scheduler.rest_s == rest
     assert h.scheduler._requests["a"].status is Status.WAITING
+
+
+# --- what policies see ----------------------------------------------------------------------------------------------
+
+
+class Watches(SchedulePolicy):
+    def rank(self, columns, ctx):
+        self.columns = columns
+        return (columns.deadline_s,)
+
+    def retract_key(self, view):
+        return (-view.deadline_s,)
+
+
+def test_a_policy_sees_deadlines_by_the_clock_also_of_the_retracted():
+    watches = Watches()
+    h = Harness(schedule=watches, max_running=2, pool_tokens=24, conservativeness=0.01)
+    h.now = 100.0
+    h.add("soon", [1, 2], max_new_tokens=18, deadline_s=500)
+    h.add("any time", [3, 4], max_new_tokens=18)
+    h.add("late", [5, 6], max_new_tokens=1, deadline_s=800.5)
+    h.step()
+    assert watches.columns.deadline_s.tolist() == [600.0, math.inf, 900.5]
+    h.run()
+    assert h.stat("retractions") == 1
+    assert list(h.finished) == ["late", "soon", "any time"]
+    assert [(view.retractions, view.deadline_s) for view in watches.columns.views()] == [(1, math.inf)]

@@ -11,9 +11,11 @@ from rtk.plugin.attention import (
     Workspace,
 )
 from rtk.plugin.eviction import EvictionPolicy, NodeView
+from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, Spec, Vocabulary
 from rtk.plugin.info import API_VERSION, Options, Plugin
 from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext, SchedulePolicy, TreeView
 from rtk.plugin.spec import hookimpl
+from rtk.plugin.storage import Storage
 
 __all__ = [
     "API_VERSION",
@@ -23,9 +25,12 @@ __all__ = [
     "Capabilities",
     "Columns",
     "EvictionPolicy",
+    "GrammarBackend",
+    "Judgement",
     "KVLayout",
     "KVShape",
     "LayerCall",
+    "Matcher",
     "NodeView",
     "Options",
     "Plugin",
@@ -33,7 +38,10 @@ __all__ = [
     "RequestView",
     "ScheduleContext",
     "SchedulePolicy",
+    "Spec",
+    "Storage",
     "TreeView",
+    "Vocabulary",
     "Workspace",
     "hookimpl",
 ]

@@ -15,6 +15,9 @@ from rtk.plugin.info import API_VERSION, CAPABILITIES, KINDS, Options, Plugin, c
 from rtk.plugin.registry import Failure, Origin, Registered, Registry
 from rtk.plugin.spec import PROJECT, RtkSpec
 
+NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
+"""What a plugin may be called, in the one spelling."""
+
 
 @functools.cache
 def installed() -> Registry:
@@ -72,7 +75,7 @@ def _checked(plugin: object) -> Plugin:
         raise ValueError(f"{label} is built for plugin API {plugin.api}, this rtk has {API_VERSION}")
     if plugin.kind not in KINDS:
         raise ValueError(f"{label} is of unknown kind {plugin.kind!r}; kinds: {', '.join(KINDS)}")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", canonical(plugin.name)):
+    if not re.fullmatch(NAME, canonical(plugin.name)):
         raise ValueError(f"{label} must be named in letters and digits, with single dashes between words")
     if not isinstance(plugin.summary, str) or not plugin.summary.isprintable():
         raise ValueError(f"{label} has summary {plugin.summary!r}; write one line of text")

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 API_VERSION = 1
 """The contract version of this host. A plugin built for another version is refused by name."""
 
-Kind = Literal["eviction", "schedule", "attention"]
+Kind = Literal["eviction", "schedule", "attention", "grammar", "storage"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 CAPABILITIES: dict[str, str] = {
@@ -46,8 +46,13 @@ class Plugin:
 
     kind: Kind
     name: str
+    """What configuration chooses it by: letters and digits, with single dashes between words."""
     summary: str
+    """One line of text."""
     target: str
     options: type[Options] = Options
+    """The model of its options; every one has a default."""
     requires: frozenset[str] = field(default_factory=frozenset)
+    """Of `CAPABILITIES`."""
     api: int = API_VERSION
+    """The plugin API that it is built for."""

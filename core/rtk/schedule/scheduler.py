@@ -4,6 +4,7 @@ Not thread-safe: it belongs to one thread, which feeds it messages and calls `st
 """
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -215,6 +216,7 @@ class Scheduler:
         if not prompt_len:
             raise RequestError("the prompt is empty", field="prompt", code="empty_prompt")
         self._arrivals += 1
+        now = self._clock()
         return Request(
             rid=new.rid,
             id=self._arrivals,
@@ -227,13 +229,14 @@ class Scheduler:
                 prompt_len, params.max_new_tokens, self._limits, self._desk.spoken_for
             ),
             seed=self._rng.getrandbits(63) if params.seed is None else params.seed,
-            arrival_s=self._clock(),
+            arrival_s=now,
             prefilled_at_arrival=self.counters["prefill_tokens"],
             stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
             match_stop=self._match_stop(params, new.tokens) if params.stop else None,
             pin=pin,
             tenant=new.tenant,
             routing_key=new.routing_key,
+            deadline_s=math.inf if new.deadline_s is None else now + new.deadline_s,
         )
 
     def _abort(self, rid: str) -> None:

@@ -49,7 +49,7 @@ class Vtc(SchedulePolicy):
             counter[tenant] = self._counters[tenant]
         by_tenant = np.argsort(columns.tenant, kind="stable")
         owner = columns.tenant[by_tenant]
-        charge = columns.uncached_len[by_tenant] * price[owner]
+        charge = (columns.prompt_len + columns.output_len)[by_tenant] * price[owner]
         before = np.cumsum(charge) - charge
         begins = np.searchsorted(owner, owner)  # where the tenant of each begins
         key = np.empty(len(columns))

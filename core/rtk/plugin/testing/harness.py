@@ -46,6 +46,8 @@ class Harness:
     align_tokens: int = 1
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
+    schedule_requires: frozenset[str] = frozenset(CAPABILITIES)
+    """What a policy that is given as an object requires; of one that is named, its description says so."""
     cache_enabled: bool = True
     conservativeness: float = 1.0
     mixed_chunk: bool = False
@@ -110,7 +112,7 @@ class Harness:
         if isinstance(eviction, str):
             entry = installed().get("eviction", eviction)
             eviction = entry.build(entry.plugin.options())
-        requires = frozenset(CAPABILITIES) - (frozenset() if self.cache_enabled else NEED_CACHE)
+        requires = self.schedule_requires - (frozenset() if self.cache_enabled else NEED_CACHE)
         if isinstance(schedule, str):
             entry = installed().get("schedule", schedule)
             requires = entry.plugin.requires
