@@ -672,7 +672,8 @@ def test_the_answer_to_a_question():
     )
     assert t.ledger.explain(ExplainRequest(id=2, name="b"), 3.0) == Refused(
         id=2,
-        problem="no request 'b' is known; those in flight are, and the last 2 that have ended, but none that was refused",
+        problem="no request 'b' is known; those in flight are, and the last 2 that have ended, without those that were "
+        "refused",
         code="unknown_request",
         field="rid",
         status=404,

@@ -72,7 +72,7 @@ def test_a_whole_story():
     ) == [
         "It came with 100 prompt tokens; 3 requests were waiting.",
         "It waited 14.000 s: 11.000 s for KV capacity, 2.000 s for another request whose prompt was cut, "
-        "1.000 s for the step under way.",
+        "1.000 s for the next step.",
         "It was refused 3 times, the last time after 2.500 s (step 7): no KV capacity, a charge of 46 tokens against "
         "36.2 that are not reserved, of 44 free or evictable ones.",
         "It stood longest behind 'big', 9.000 s, which waited for KV capacity.",
@@ -145,6 +145,7 @@ def test_behind():
     assert told(**RUNNING, behind=Behind("a", "rows", 2.0))[2] == (
         "It stood longest behind 'a', 2.000 s, which waited for a request row."
     )
+    assert not any("behind" in sentence for sentence in told(behind=Behind("a", "rows", 0.0004)))
 
 
 def test_order_that_is_not_known_to_the_end():
