@@ -13,7 +13,7 @@ SIZES = 8
 _FOR: dict[Cause, str] = {
     "step": "the next step",
     "kv": "KV capacity",
-    "rows": "a request row",
+    "rows": "a request row (schedule.max_running)",
     "input": "the prompt tokens of a step (schedule.max_prefill_tokens)",
     "chunk": "the prompt tokens of a step (schedule.chunked_prefill_size)",
     "alignment": "a step with room for a whole piece",
