@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,17 +128,29 @@ def _facts(entry: "Registered") -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing of rtk is logged meanwhile."""
+    import logging
+
+    logger = logging.getLogger("rtk")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 @app.command()
 def doctor(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="default: all")] = None) -> None:
     """Load every plugin and run the quick part of its contract suite. Ends with code 1 where one fails."""
-    import logging
-
     from rtk.plugin.host import installed
     from rtk.plugin.testing.doctor import examine
 
-    logging.getLogger("rtk").setLevel(logging.CRITICAL)  # what the guard says of a fault is in the finding
     registry = installed()
-    findings = [examine(entry) for entry in (map(registry.find, names) if names else registry.all())]
+    with _silent():  # what the guard says of a fault is in the finding
+        findings = [examine(entry) for entry in (map(registry.find, names) if names else registry.all())]
     table = _table("kind", "name", "distribution", "version", "passed", "skipped", "result")
     for found in findings:
         plugin, origin = found.entry.plugin, found.entry.origin

@@ -1,7 +1,6 @@
 """`rtk plugins`."""
 
 import json
-import logging
 
 import pytest
 from typer.testing import CliRunner
@@ -126,7 +125,6 @@ def doctored(
         for i, target in enumerate(targets)
     ]
     monkeypatch.setattr("rtk.plugin.host.installed", lambda: Registry(found, failures))
-    monkeypatch.setattr(logging.getLogger("rtk"), "setLevel", lambda level: None)
     result = CliRunner().invoke(app, ["plugins", "doctor"])
     return result.exit_code, result.stdout.splitlines()
 

@@ -279,6 +279,19 @@ def test_who_leaves_the_queue_takes_the_mark_along(gone):
     assert (sorted(h.finished), h.tokens.get("c")) == (["b", "c"], [4])
 
 
+def test_who_was_retracted_is_looked_at_before_the_one_that_had_no_slots():
+    h = Harness(pool_tokens=128, context_length=128, conservativeness=0.001)
+    h.add("a", range(100, 108), max_new_tokens=80, ignore_eos=True)
+    h.add("c", range(300, 308), max_new_tokens=48, ignore_eos=True)
+    for _ in range(31):
+        h.step()
+    h.add("b", range(500, 508), max_new_tokens=20, ignore_eos=True)
+    h.step()
+    h.add("big", range(700, 708), max_new_tokens=100, ignore_eos=True)  # has no slots; what it lacks b does not need
+    h.run()
+    assert (h.stat("retractions"), list(h.finished)) == (1, ["c", "b", "a", "big"])
+
+
 def test_other_reasons_do_not_mark_the_batch_full():
     h = Harness(pool_tokens=200, max_running=1)
     for rid in "ab":

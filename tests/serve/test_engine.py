@@ -260,11 +260,18 @@ def test_salts_do_not_share(engine):
 
 
 @pytest.mark.parametrize(
-    ("eviction", "schedule", "reads"),
-    [("lru", "fcfs", False), ("priority", "fcfs", True), ("lru", "priority", True), ("slru", "lof", False)],
+    ("eviction", "schedule", "retraction", "reads"),
+    [
+        ("lru", "fcfs", "length", False),
+        ("priority", "fcfs", "length", True),
+        ("lru", "priority", "length", True),
+        ("lru", "fcfs", "priority", True),
+        ("slru", "lof", "length", False),
+    ],
 )
-def test_whether_a_priority_changes_anything(engine, eviction, schedule, reads):
-    one = engine(**{"eviction.policy": eviction, "schedule.policy": schedule})
+def test_whether_a_priority_changes_anything(engine, eviction, schedule, retraction, reads):
+    keys = {"eviction.policy": eviction, "schedule.policy": schedule, "schedule.retraction": retraction}
+    one = engine(**keys)
     assert one._manager.facts.reads_priority is reads
 
 

@@ -89,7 +89,7 @@ class Key:
         kind = self.types[0]
         if get_origin(kind) is Literal:
             return "|".join(map(str, get_args(kind)))
-        return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+        return {bool: "true|false", int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
     @property
     def allowed(self) -> str:

@@ -234,6 +234,7 @@ class Batches:
             self._running.leave(request)
             request.step_back()
             self._queue.put_back(request)
+            self._full_at = None  # it stands before the one that had no slots, and may need less
             self._retracted_last = request.id
             self._counters["retractions"] += 1
 

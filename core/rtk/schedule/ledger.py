@@ -188,7 +188,8 @@ class Ledger:
         if timeline is not None:
             return RequestExplained(id=question.id, timeline=timeline)
         problem = (
-            f"no request {question.name!r} is known; those in flight are, and the last {self._keep:,} that have ended"
+            f"no request {question.name!r} is known; those in flight are, and the last {self._keep:,} that have ended, "
+            "without those that were refused"
         )
         return Refused(id=question.id, problem=problem, code="unknown_request", field="rid", status=404)
 

@@ -131,6 +131,11 @@ class Scheduler:
     # --- messages in --------------------------------------------------------------------------------------------
 
     @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds; what arrivals and time limits are measured by."""
+        return self._clock
+
+    @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self._running.busy or len(self._queue))
@@ -216,7 +221,7 @@ class Scheduler:
         if not prompt_len:
             raise RequestError("the prompt is empty", field="prompt", code="empty_prompt")
         self._arrivals += 1
-        now = self._clock()
+        arrival_s = self._clock() if new.arrival_s is None else new.arrival_s
         return Request(
             rid=new.rid,
             id=self._arrivals,
@@ -229,14 +234,14 @@ class Scheduler:
                 prompt_len, params.max_new_tokens, self._limits, self._desk.spoken_for
             ),
             seed=self._rng.getrandbits(63) if params.seed is None else params.seed,
-            arrival_s=now,
+            arrival_s=arrival_s,
             prefilled_at_arrival=self.counters["prefill_tokens"],
             stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
             match_stop=self._match_stop(params, new.tokens) if params.stop else None,
             pin=pin,
             tenant=new.tenant,
             routing_key=new.routing_key,
-            deadline_s=math.inf if new.deadline_s is None else now + new.deadline_s,
+            deadline_s=math.inf if new.deadline_s is None else arrival_s + new.deadline_s,
         )
 
     def _abort(self, rid: str) -> None:

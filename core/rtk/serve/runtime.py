@@ -89,7 +89,7 @@ def build_policies(config: Config) -> Policies:
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         schedule_requires=schedule.plugin.requires,
-        read_priority="priority" in evicts.facts | schedule.plugin.requires,
+        read_priority="priority" in evicts.facts | schedule.plugin.requires | {config.schedule.retraction},
         read_routing_key="routing_key" in schedule.plugin.requires,
     )
 
