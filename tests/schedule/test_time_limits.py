@@ -243,6 +243,7 @@ class Watches(SchedulePolicy):
         return (-view.deadline_s,)
 
 
+@pytest.mark.stepwise
 def test_a_policy_sees_deadlines_by_the_clock_also_of_the_retracted():
     watches = Watches()
     h = Harness(schedule=watches, max_running=2, pool_tokens=24, conservativeness=0.01)
