@@ -285,7 +285,16 @@ def test_an_unasked_broken_plugin_is_one_warning(caplog: pytest.LogCaptureFixtur
 def test_a_broken_plugin_that_is_asked_for_is_fatal() -> None:
     broken = Failure(Origin("eviction-bad", "rtk-bad", "0.3"), "ImportError: no module named x")
     message = refusal({"--eviction": "bad"}, registry=extended(failures=(broken,)))
-    assert f"unknown eviction plugin 'bad'; installed: {EVICTION}; " in message
+    assert message == (
+        "eviction.policy = 'bad' (flag --eviction): eviction plugin 'bad' of rtk-bad 0.3 (entry point 'eviction-bad') "
+        "cannot be used: ImportError: no module named x"
+    )
+
+
+def test_a_plugin_that_nobody_has_is_refused_beside_what_failed() -> None:
+    broken = Failure(Origin("eviction-bad", "rtk-bad", "0.3"), "ImportError: no module named x")
+    message = refusal({"--eviction": "good"}, registry=extended(failures=(broken,)))
+    assert f"unknown eviction plugin 'good'; installed: {EVICTION}; " in message
     assert "rtk-bad 0.3 (entry point 'eviction-bad') failed to load: ImportError: no module named x" in message
 
 

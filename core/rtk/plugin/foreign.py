@@ -1,5 +1,6 @@
-"""A plugin's code may raise anything: what of it the host contains."""
+"""A plugin's code may raise anything, or never return: what of it the host contains, and how it gets out."""
 
+import ctypes
 import threading
 
 
@@ -12,3 +13,9 @@ def contained(error: BaseException) -> bool:
     if isinstance(error, Exception | SystemExit | GeneratorExit):
         return True
     return threading.current_thread() is not threading.main_thread()
+
+
+def raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Have a thread raise `kind` as soon as it runs Python code again; None takes back what it has not raised yet."""
+    raised = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -122,8 +122,17 @@ class Registry:
         if key in self._disputed:
             raise PluginError(f"{self._disputed[key].origin}: {self._disputed[key].reason}")
         if key not in self._found:
-            raise PluginError(self._unknown(kind, name))
+            raise PluginError(self._broken_one(kind, name) or self._unknown(kind, name))
         return self._found[key]
+
+    def _broken_one(self, kind: Kind, name: str) -> str:
+        """What to tell of the entry point that seems to be meant, if one failed; else nothing."""
+        spellings = {canonical(name), f"{kind}-{canonical(name)}", f"rtk-{kind}-{canonical(name)}"}
+        for failure in self.failures:
+            origin, label = failure.origin, f"{kind} plugin {name!r}"
+            if spellings & {canonical(origin.entry_point), canonical(origin.distribution)} or label in failure.reason:
+                return f"{label} of {origin} cannot be used: {failure.reason}"
+        return ""
 
     def _unknown(self, kind: Kind, name: str) -> str:
         names = self.names(kind)
