@@ -4,13 +4,17 @@ import ctypes
 import threading
 
 
+class Overran(BaseException):
+    """Raised in a plugin's code that does not return."""
+
+
 def contained(error: BaseException) -> bool:
     """Whether `error` is the plugin's own doing, so that the host goes on without it.
 
     An attempt to exit is. In the main thread the rest may come from outside, as Ctrl-C does; no other thread gets
     signals.
     """
-    if isinstance(error, Exception | SystemExit | GeneratorExit):
+    if isinstance(error, Exception | SystemExit | GeneratorExit | Overran):
         return True
     return threading.current_thread() is not threading.main_thread()
 

@@ -101,7 +101,8 @@ class Scheduler:
         self._settings = settings
         self._end_tokens = end_tokens
         self._match_stop = match_stop
-        self._health = health
+        self.health = health
+        """What became of the plugins."""
         self._clock = clock
         self._rng = rng
         self._requests: dict[str, Request] = {}
@@ -421,7 +422,7 @@ class Scheduler:
             "retractions_are_frequent": int(self._batches.retractions_are_frequent),
             "evicted_tokens": pools.cache.evicted,
             "schedule_fallbacks": self._queue.fallbacks,
-            "plugin_faults": sum(self._health.faults.values()),
+            "plugin_faults": sum(self.health.faults.values()),
         }
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}

@@ -55,6 +55,11 @@ class SchedulerThread:
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        with self._scheduler.health.watchdog.watching():
+            self._serve()
+        del self._scheduler  # and with it the model and the pool: a closed engine that somebody keeps holds no memory
+
+    def _serve(self) -> None:
         why = "the engine shut down"
         try:
             while self._turn():
@@ -65,7 +70,6 @@ class SchedulerThread:
         self.healthy = False
         self._emit(self._scheduler.abandon(why))
         self._emit([answer for message in self._waiting() if (answer := _refusal(message, why)) is not None])
-        del self._scheduler  # and with it the model and the pool: a closed engine that somebody keeps holds no memory
 
     def _turn(self) -> bool:
         """Take in what arrived and make one step; waits only when there is nothing to compute. False: stop."""
