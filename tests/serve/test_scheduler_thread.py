@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rtk.plugin import EvictionPolicy, SchedulePolicy
 from rtk.plugin.testing.harness import Harness
 from rtk.schedule.messages import Abort, GetStats, NewRequest, Output, Stats
 from rtk.schedule.params import SamplingParams
+from rtk.serve.protocol import Vitals
 from rtk.serve.scheduler_thread import SchedulerThread
 
 
@@ -98,6 +100,32 @@ def test_a_message_ends_the_pause():
     thread.stop()
     assert said.get(timeout=10).finish.problem == "the engine shut down"
     assert thread.failure is None
+
+
+class Watches(SchedulePolicy):
+    """Notes what is told of the thread while it is asked, and fails."""
+
+    def rank(self, columns, ctx):
+        self.now[0] += 7.0
+        self.seen = self.thread.vitals
+        raise ValueError("wrong")
+
+
+def test_the_vitals_tell_how_long_a_turn_lasts_and_which_plugins_failed(monkeypatch):
+    policy = Watches()
+    thread, _, _ = driven(policy)
+    policy.thread, policy.now = thread, [100.0]
+    monkeypatch.setattr("rtk.serve.scheduler_thread.time", SimpleNamespace(monotonic=lambda: policy.now[0]))
+    assert thread.vitals == Vitals(0.0, {})
+    thread.send(new("a"))
+    assert thread._turn()
+    assert policy.seen == Vitals(7.0, {})
+    failed = {"schedule plugin 'Watches'": {"faults": 1, "instead": "order of arrival"}}
+    assert thread.vitals == Vitals(7.0, failed)
+    thread._awaited = lambda: [policy.now.append(thread.vitals.turn_s)]
+    thread.send(None)
+    assert not thread._turn()
+    assert policy.now[1] == 0.0  # while it waits
 
 
 class LoopsOnce(SchedulePolicy, EvictionPolicy):

@@ -59,8 +59,14 @@ class Health:
         """Record that `plugin` failed, and what the host does instead."""
         if not self.faults[plugin]:
             log.error("%s: %s; the host uses %s instead", plugin, problem, instead)
-        self.faults[plugin] += 1
         self.instead[plugin] = instead
+        self.faults[plugin] += 1
+
+    def report(self) -> dict[str, dict[str, int | str]]:
+        """By plugin: how often it failed, and what the host used in its place at the latest fault. From any thread."""
+        return {
+            plugin: {"faults": faults, "instead": self.instead[plugin]} for plugin, faults in dict(self.faults).items()
+        }
 
 
 class GuardedEviction:

@@ -49,7 +49,13 @@ class Runtime:
         )
         scheduler = _scheduler(config, policies, computing, tokenizer)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
-        self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
+        self.manager = TokenizerManager(
+            tokenizer,
+            self._thread.send,
+            facts,
+            healthy=lambda: self._thread.healthy,
+            vitals=lambda: self._thread.vitals,
+        )
         self._thread.start()
 
     def _deliver(self, messages: list[Outbound]) -> None:
