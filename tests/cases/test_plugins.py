@@ -119,3 +119,43 @@ def test_g12_installing_a_package_changes_nothing_until_configuration_names_it(
     named = rtk(tmp_path, "config", "show", "--eviction", "a-better-lru")
     assert named.returncode == 0
     assert "a-better-lru" in named.stdout
+
+
+WATCHES = f"""{HEADER}from rtk.plugin import Observer
+class It(Observer):
+    def __init__(self, options):
+        print("built", flush=True)
+
+@hookimpl
+def rtk_plugins():
+    return [Plugin(kind="observer", name="watches", summary="s", target=__name__ + ":It", options=Where)]
+
+class Where(Options):
+    folder: str = "here"
+"""
+
+
+def test_an_observer_is_configured_like_any_plugin(install: Install, tmp_path: Path) -> None:
+    install(WATCHES)
+    named = rtk(tmp_path, "config", "show", "--observe", '["Watches"]', "--set", "observe.watches.folder=there")
+    assert (named.returncode, named.stderr) == (0, "")
+    assert "observe.plugins" in named.stdout
+    assert "there" in named.stdout
+    wrong = rtk(tmp_path, "serve", "--observe", '["watchs"]')
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
+    assert wrong.stderr.startswith(
+        "error: observe.plugins = 'watchs' (flag --observe): unknown observer plugin 'watchs'"
+    )
+    assert wrong.stderr.endswith("; did you mean 'watches'?\n")
+
+
+def test_an_observer_that_cannot_be_built_refuses_the_start_before_a_model_is_looked_for(
+    install: Install, tmp_path: Path
+) -> None:
+    install(WATCHES.replace('print("built", flush=True)', "raise ValueError('no disk')"))
+    result = rtk(tmp_path, "serve", "--port", "0", "--observe", '["watches"]', "--model", "no-such-model")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: observer plugin 'watches' of rtk-sample 1.2 (entry point 'sample') cannot be built: "
+        "ValueError: no disk\n"
+    )

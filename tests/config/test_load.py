@@ -69,6 +69,8 @@ def sample(key: Key) -> tuple[str, Any]:
         return get_args(kind)[-1], get_args(kind)[-1]
     if kind is bool:
         return ("false", False) if key.default else ("true", True)
+    if key.path == "observe.plugins":  # none is installed with rtk
+        return "[]", ()
     if get_origin(kind) is dict:
         return '{"a": 3.0}', {"a": 3.0}
     if key.path == "serve.admin_api_key":

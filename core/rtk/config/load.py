@@ -262,8 +262,9 @@ def _plugin_problems(loaded: LoadedConfig, registry: Registry) -> Iterator[str]:
         section = getattr(loaded.config, name)
         if isinstance(section, PluginSection):
             path = f"{name}.{section.choice}"
-            for problem in _choice_problems(section, off, registry):
-                yield f"{path} = {section.chosen!r} ({loaded.sources[path]}): {problem}"
+            for chosen in section.all_chosen:
+                for problem in _choice_problems(section, chosen, off, registry):
+                    yield f"{path} = {chosen!r} ({loaded.sources[path]}): {problem}"
 
 
 def _switched_off(loaded: LoadedConfig) -> dict[str, str]:
@@ -273,14 +274,14 @@ def _switched_off(loaded: LoadedConfig) -> dict[str, str]:
     return {}
 
 
-def _choice_problems(section: PluginSection, off: Mapping[str, str], registry: Registry) -> Iterator[str]:
+def _choice_problems(section: PluginSection, chosen: str, off: Mapping[str, str], registry: Registry) -> Iterator[str]:
     try:
-        entry = registry.get(section.kind, section.chosen)
+        entry = registry.get(section.kind, chosen)
     except PluginError as error:
         yield str(error)
         return
-    if not hasattr(section, options_field(section.chosen)):
-        yield f"{section.kind}.{section.chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
+    if not hasattr(section, options_field(chosen)):
+        yield f"{section.kind}.{chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
     if lacking := sorted(entry.plugin.requires & off.keys()):
         what = " and ".join(f"{capability} ({CAPABILITIES[capability]})" for capability in lacking)
         yield (

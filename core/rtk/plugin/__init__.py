@@ -12,6 +12,7 @@ from rtk.plugin.attention import (
 )
 from rtk.plugin.eviction import EvictionPolicy, NodeView
 from rtk.plugin.info import API_VERSION, Options, Plugin
+from rtk.plugin.observer import Observer, RequestReport, StepReport
 from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext, SchedulePolicy, TreeView
 from rtk.plugin.spec import hookimpl
 
@@ -27,12 +28,15 @@ __all__ = [
     "KVShape",
     "LayerCall",
     "NodeView",
+    "Observer",
     "Options",
     "Plugin",
     "Progress",
+    "RequestReport",
     "RequestView",
     "ScheduleContext",
     "SchedulePolicy",
+    "StepReport",
     "TreeView",
     "Workspace",
     "hookimpl",

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 API_VERSION = 1
 """The contract version of this host. A plugin built for another version is refused by name."""
 
-Kind = Literal["eviction", "schedule", "attention"]
+Kind = Literal["eviction", "schedule", "attention", "observer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 CAPABILITIES: dict[str, str] = {

@@ -11,12 +11,14 @@ from rtk.plugin.attention import AttentionBackend
 from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import contained
 from rtk.plugin.info import Kind, Options, Plugin, canonical
+from rtk.plugin.observer import Observer
 from rtk.plugin.schedule import SchedulePolicy
 
 CONTRACTS: dict[Kind, type] = {
     "eviction": EvictionPolicy,
     "schedule": SchedulePolicy,
     "attention": AttentionBackend,
+    "observer": Observer,
 }
 """The class that every plugin of a kind derives from."""
 

@@ -1,5 +1,6 @@
 """From a configuration to a running engine: model, pool, scheduler and the client protocol, all in this process."""
 
+import dataclasses
 import logging
 import random
 import time
@@ -9,10 +10,13 @@ from pathlib import Path
 
 from rtk.config.models import Config
 from rtk.model.progress import Progress, silent
+from rtk.observe.feed import Feeds
 from rtk.plugin.host import installed
+from rtk.plugin.info import Options
+from rtk.plugin.registry import Registered
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
-from rtk.schedule.scheduler import Scheduler
+from rtk.schedule.scheduler import Reports, Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
@@ -34,9 +38,14 @@ class Runtime:
     """A running engine. `manager` is the way in; `close` ends it."""
 
     def __init__(
-        self, config: Config, computing: Computing, tokenizer: Tokenizer, after_step: AfterStep | None = None
+        self,
+        config: Config,
+        computing: Computing,
+        tokenizer: Tokenizer,
+        after_step: AfterStep | None = None,
+        feeds: Feeds | None = None,
     ) -> None:
-        """Starts the scheduler's thread."""
+        """Starts the scheduler's thread. `feeds`: the observers, which end with the engine."""
         self.config = config
         policies = _policies(config)
         facts = ModelFacts(
@@ -47,14 +56,15 @@ class Runtime:
             reads_priority=policies.read_priority,
             reads_routing_key=policies.read_routing_key,
         )
-        scheduler = _scheduler(config, policies, computing, tokenizer)
+        self._feeds = feeds or Feeds()
+        scheduler = _scheduler(config, policies, computing, tokenizer, self._feeds if len(self._feeds) else None)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
         self.manager = TokenizerManager(
             tokenizer,
             self._thread.send,
             facts,
             healthy=lambda: self._thread.healthy,
-            vitals=lambda: self._thread.vitals,
+            vitals=lambda: dataclasses.replace(self._thread.vitals, observers=self._feeds.report()),
         )
         self._thread.start()
 
@@ -64,6 +74,7 @@ class Runtime:
     def close(self) -> None:
         """Stop the scheduler; requests that still run end with an error. Safe to call twice."""
         self._thread.stop()
+        self._feeds.close()
 
 
 def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | None = None) -> Runtime:
@@ -74,13 +85,23 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
     from rtk.model.store import resolve_model
     from rtk.serve.computing import load
 
-    with fetching() as progress:
-        folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
-    tokenizer = Tokenizer.load(folder)
-    computing = load(config, installed(), folder, tokenizer.size)
-    runtime = Runtime(config, computing, tokenizer, after_step)
+    feeds = Feeds(_observers(config))  # the quickest to fail
+    try:
+        with fetching() as progress:
+            folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
+        tokenizer = Tokenizer.load(folder)
+        computing = load(config, installed(), folder, tokenizer.size)
+        runtime = Runtime(config, computing, tokenizer, after_step, feeds)
+    except BaseException:
+        feeds.close()
+        raise
     log.info(computing.summary)
     return runtime
+
+
+def _observers(config: Config) -> list[tuple[Registered, Options]]:
+    section = config.observe
+    return [(installed().get("observer", name), section.options(name)) for name in section.all_chosen]
 
 
 def _policies(config: Config) -> Policies:
@@ -99,7 +120,9 @@ def _policies(config: Config) -> Policies:
     )
 
 
-def _scheduler(config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
+def _scheduler(
+    config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer, reports: Reports | None
+) -> Scheduler:
     return build_scheduler(
         policies,
         computing.executor,
@@ -118,4 +141,5 @@ def _scheduler(config: Config, policies: Policies, computing: Computing, tokeniz
         match_stop=tokenizer.match_stop,
         clock=time.monotonic,
         rng=random.Random(),
+        reports=reports,
     )

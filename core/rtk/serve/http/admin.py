@@ -47,7 +47,7 @@ class Admin(Endpoints):
 
     async def server_info(self, request: Request) -> Response:
         """GET /server_info: the model, the engine's counters and gauges, version and configuration."""
-        facts, refusal = self.manager.facts, self.settings.admin.refusal(request)
+        facts, refusal, vitals = self.manager.facts, self.settings.admin.refusal(request), self.manager.vitals()
         model = {
             "served_name": facts.served_name,
             "vocab_size": facts.vocab_size,
@@ -61,7 +61,8 @@ class Admin(Endpoints):
                 "model": model,
                 "in_flight": self.manager.in_flight,
                 "stats": await self.manager.stats(),
-                "plugin_faults": self.manager.vitals().plugins,
+                "plugin_faults": vitals.plugins,
+                "observers": vitals.observers,
             }
         )
 
