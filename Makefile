@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # what a failed step leaves is not taken for finished: a virtual environment without pip, for example
 .DELETE_ON_ERROR:
 
-.PHONY: serve test lint golden clean
+.PHONY: serve test lint golden docs clean
 
 serve: $(VENV)/.serve
 	$(BIN)/rtk serve $(ARGS)
@@ -21,6 +21,10 @@ lint: $(VENV)/.test
 
 golden: $(VENV)/.test  ## make the golden ids of the real model anew, with transformers' generate
 	$(BIN)/python tests/e2e/make_golden.py
+
+docs: $(VENV)/.test  ## make the generated parts of the docs anew
+	$(BIN)/python docs/make_keys.py
+	$(BIN)/python docs/plugins/generate.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.exit("error: rtk needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12 ..." % sys.version_info[:2])'

@@ -21,73 +21,16 @@ evict whole nodes of the tree, often many blocks where the reference gives up on
 
 import argparse
 import heapq
-import itertools
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack
-from rtk.cache.slots import SlotAllocator
-from rtk.cache.tree import PrefixCache
-from rtk.plugin import EvictionPolicy
-from rtk.plugin.guard import GuardedEviction, Health
 from rtk.plugin.host import installed
+from rtk.plugin.testing.trace import BLOCK, Outcome, Request, read, replay
 
-BLOCK = 512
 REFERENCE = "clairvoyant"
-
-
-class Request(NamedTuple):
-    """A prompt: its length in tokens and the ids of its blocks."""
-
-    tokens: int
-    blocks: Sequence[int]
-
-    def hit_tokens(self, blocks: int) -> int:
-        return min(BLOCK * blocks, self.tokens)
-
-
-class Outcome(NamedTuple):
-    """What one policy reached on one pool. Everything in tokens but `skipped`."""
-
-    hit: int
-    total: int
-    skipped: int
-
-    @property
-    def rate(self) -> float:
-        return self.hit / self.total if self.total else 0.0
-
-
-def read(trace: Path, limit: int) -> list[Request]:
-    with trace.open() as lines:
-        rows = [json.loads(line) for line in itertools.islice(lines, limit)]
-    return [Request(row["input_length"], row["hash_ids"]) for row in rows]
-
-
-def replay(requests: Sequence[Request], pool: int, policy: EvictionPolicy) -> Outcome:
-    """Serve the requests from rtk's own tree."""
-    allocator, health = SlotAllocator(pool, 1), Health()
-    cache = PrefixCache(allocator, GuardedEviction(policy, "bench", health))
-    hit = total = skipped = 0
-    for request in requests:
-        if len(request.blocks) > pool:
-            skipped += 1
-            continue
-        key = Key(DEFAULT_NAMESPACE, pack(request.blocks))
-        lease = cache.acquire(key, cache.peek(key))
-        hit, total = hit + request.hit_tokens(lease.length), total + request.tokens
-        need = len(request.blocks) - lease.length
-        if need > allocator.free:
-            cache.evict(need - allocator.free)
-        lease.grow(key.tokens, np.concatenate([lease.slots(), allocator.alloc(need)]))
-        lease.release()
-    assert not health.degraded, "the policy failed and the host's own order took its place"
-    return Outcome(hit, total, skipped)
 
 
 def interned(requests: Sequence[Request]) -> list[list[int]]:

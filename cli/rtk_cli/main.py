@@ -1,6 +1,7 @@
 """The `rtk` command: mounts one file per command and decides how a run ends.
 
-An expected failure is one line and exit code 1, a usage error exit code 2; a bug keeps its traceback.
+An expected failure is one line (a configuration's: one for each problem) and exit code 1, a usage error exit code 2; a
+bug keeps its traceback.
 """
 
 import logging
@@ -9,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rtk.errors import RtkError, printable
+from rtk.errors import ConfigError, RtkError, printable
 from rtk_cli.cache import app as cache_app
 from rtk_cli.config import app as config_app
 from rtk_cli.explain import explain
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
-from rtk_cli.plugins import plugins
+from rtk_cli.plugins import app as plugins_app
 from rtk_cli.serve import serve
 from rtk_cli.version import DISTRIBUTION, version, version_of
 
@@ -28,7 +29,8 @@ class Rtk(TyperGroup):
         try:
             return super().invoke(ctx)
         except RtkError as error:
-            typer.echo(f"error: {error}", err=True)
+            for problem in error.problems if isinstance(error, ConfigError) else (error,):
+                typer.echo(f"error: {problem}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(130) from interrupt
@@ -45,8 +47,8 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(explain)
-app.command()(plugins)
 app.command()(version)
+app.add_typer(plugins_app, name="plugins")
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
 app.add_typer(cache_app, name="cache")

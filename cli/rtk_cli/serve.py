@@ -1,6 +1,8 @@
 """`rtk serve`: the HTTP server."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from rtk_cli.bars import transfer_bars
 from rtk_cli.options import with_config
@@ -10,10 +12,25 @@ if TYPE_CHECKING:
 
 
 @with_config()
-def serve(loaded: "LoadedConfig") -> None:
+def serve(
+    loaded: "LoadedConfig",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="load all but the weights, print what would run, and end")
+    ] = False,
+) -> None:
     """Serve a model over HTTP."""
     import logging
 
+    from rtk.config.lock import check_lock
+    from rtk.plugin.host import installed
+
+    if loaded.config.serve.locked:
+        check_lock(loaded, installed())
+    if dry_run:
+        from rtk.serve.dry_run import rehearse
+
+        typer.echo("\n".join(rehearse(loaded, installed())))
+        return
     from rtk.serve.launch import serve as run
 
     logging.getLogger("rtk").setLevel(logging.INFO)

@@ -36,7 +36,12 @@ class RtkError(Exception):
 
 
 class ConfigError(RtkError):
-    """The configuration cannot be used as it stands."""
+    """The configuration cannot be used as it stands, for one reason or several."""
+
+    def __init__(self, *problems: str):
+        super().__init__("; ".join(problems))
+        self.problems = tuple(map(printable, problems))
+        """One line each."""
 
 
 class PluginError(RtkError):

@@ -3,6 +3,7 @@
 import random
 from itertools import count
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -14,6 +15,7 @@ from rtk.cache.key import DEFAULT_NAMESPACE, Key, pack, unpack
 from rtk.plugin.guard import GuardedSchedule, Health
 from rtk.plugin.info import CAPABILITIES
 from rtk.plugin.schedule import ScheduleContext, SchedulePolicy
+from rtk.schedule import waiting_matches
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.request import Request
@@ -207,6 +209,29 @@ def test_a_split_may_make_more_of_a_component_usable():
     assert now() == (4, 0)
     tree.cache.evict(4)
     assert now() == (0, 0)
+
+
+def test_the_view_of_a_deep_tree_looks_at_each_node_once_or_twice(monkeypatch):
+    steps, way, depth = [], waiting_matches._way, 60
+
+    def counted(where, node):
+        for step in way(where, node):
+            steps.append(step)
+            yield step
+
+    monkeypatch.setattr(waiting_matches, "_way", counted)
+    tree = Tree(pool=4096)
+    matches = WaitingMatches(tree.cache)
+    for length in range(1, depth + 1):
+        tree.insert([*range(length), 1000])
+        matches.add(length, Key(DEFAULT_NAMESPACE, pack([*range(length), 2000])), length)
+    spots = np.array(matches.changes()[3])
+    for spots_of in (matches._spots, dict(reversed(matches._spots.items()))):  # from above, and from below
+        matches._spots, steps[:] = spots_of, []
+        view = matches.tree(spots)
+        assert len(view.parent) == depth + 1  # with the root
+        assert sorted(np.bincount(view.node, minlength=depth + 1)) == [0] + [1] * depth
+        assert len(steps) <= 2 * depth + 1
 
 
 TestWaiting = WaitingMachine.TestCase

@@ -144,7 +144,7 @@ def test_an_observer_is_configured_like_any_plugin(install: Install, tmp_path: P
     wrong = rtk(tmp_path, "serve", "--observe", '["watchs"]')
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert wrong.stderr.startswith(
-        "error: observe.plugins = 'watchs' (flag --observe): unknown observer plugin 'watchs'"
+        "error: observe.plugins = '[\"watchs\"]' (flag --observe): unknown observer plugin 'watchs'"
     )
     assert wrong.stderr.endswith("; did you mean 'watches'?\n")
 

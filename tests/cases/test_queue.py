@@ -1,12 +1,15 @@
-"""Cases B02, B13, B14 and B16: what can never run, priorities nobody reads, full queues, and ids of who waited."""
+"""Cases B02, B05, B06 and B13 to B16: what can never run, priorities, who waits for whom and for how long, full queues,
+and ids of who waited."""
 
 import asyncio
+import itertools
 import threading
 
 import pytest
 from http_harness import error_of, events
 from real_server import Real, run
 
+from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
 from rtk.schedule.messages import Abort
 
@@ -25,6 +28,120 @@ def test_b02_what_can_never_fit_is_refused_with_the_numbers_and_delays_nobody(pa
         h.add(rid, prompt, max_new_tokens=4)
     assert h.run() == 4
     assert [h.tokens[rid] for rid in SHORT] == [[8, 9, 10, 11]] * 3
+
+
+def policy(name, **options):
+    entry = installed().get("schedule", name)
+    return entry.build(entry.plugin.options(**options))
+
+
+@pytest.mark.parametrize("name", ["fcfs", "priority"])
+def test_b05_who_made_room_runs_before_a_newcomer_of_equal_priority(name):
+    h = Harness(pool_tokens=48, context_length=48, conservativeness=0.05, schedule=name)
+    for rid in ("R0", "R1"):
+        h.add(rid, [ord(rid[1])] * 8, max_new_tokens=24, priority=3)
+        h.step()
+    r1 = h.scheduler._requests["R1"]
+    while not r1.retractions:
+        h.step()
+    h.add("R2", [9] * 8, max_new_tokens=24, priority=3)
+    h.run()
+    assert [len(h.tokens[rid]) for rid in h.finished] == [24] * 3
+    assert list(h.finished) == ["R0", "R1", "R2"]
+
+
+class Crowd:
+    """Case B06: R1 holds 96 of 128 slots and R2 needs 64, while one request of 16 tokens arrives in each tick.
+
+    The small ones are what policies like: they share a prefix with who runs, want much output, and carry a key.
+    """
+
+    def __init__(self, name, **options):
+        self.h = h = Harness(pool_tokens=128, max_running=16, schedule=policy(name, **options))
+        h.add("R1", range(1000, 1056), max_new_tokens=40, routing_key="hot")
+        h.step()
+        h.add("R2", range(2000, 2062), max_new_tokens=2, tenant="other")
+        self.total = [h.stat("prefill_tokens")]
+        """Tokens that were prefilled for others than R2, tick by tick, until it starts."""
+        self.passed = 0
+        """The number of the last small one that started before R2."""
+        self.r1_ends = self.r2_starts = 0
+        for tick in range(1, 201):
+            h.add(f"{tick}", [1000, 1001, 1002, 2100 + tick], max_new_tokens=12, routing_key="hot")
+            h.step()
+            if not self.r1_ends and "R1" in h.finished:
+                self.r1_ends = tick
+            if not self.r2_starts:
+                if "R2" in h.tokens:
+                    self.r2_starts = tick
+                else:
+                    self.total.append(h.stat("prefill_tokens"))
+                    self.passed = max([int(rid) for rid in h.tokens if rid.isdigit()], default=0)
+        h.run()
+        assert len(h.finished) == 202
+        assert not h.stat("plugin_faults")
+
+    @property
+    def others(self):
+        """Tokens that were prefilled for others before R2."""
+        return self.total[-1] - self.total[0]
+
+    @property
+    def step(self):
+        """The most of it in one tick."""
+        return max(after - before for before, after in itertools.pairwise(self.total))
+
+
+@pytest.mark.stepwise
+@pytest.mark.parametrize("name", ["fcfs", "hrrn", "priority", "vtc"])
+def test_b06_who_comes_first_by_arrival_ratio_priority_or_share_lets_nobody_pass(name):
+    crowd = Crowd(name)
+    assert (crowd.r1_ends, crowd.r2_starts, crowd.passed) == (39, 40, 0)
+
+
+@pytest.mark.stepwise
+@pytest.mark.parametrize("name", ["lpm", "dfs-weight", "lof", "routing-key"])
+def test_b06_small_ones_pass_until_it_is_the_turn_of_the_large_one(name):
+    crowd = Crowd(name, patience=100)
+    assert 0 < crowd.r1_ends < crowd.r2_starts
+    assert 0 < crowd.others <= 100 + crowd.step
+    if name != "routing-key":  # there it starts once nobody runs with the key
+        assert crowd.others >= 100
+        assert Crowd(name, patience=None).r2_starts == 0
+
+
+@pytest.mark.stepwise
+@pytest.mark.parametrize("age", [1, 2])
+def test_b06_short_ones_pass_that_came_before_the_large_one_had_aged(age):
+    crowd = Crowd("shortest-prefill-first", age=age)
+    assert 0 < crowd.r1_ends < crowd.r2_starts
+    aged = next(tick for tick, total in enumerate(crowd.total) if total - crowd.total[0] >= age * 62)
+    assert 0 < crowd.passed <= aged
+
+
+def test_b06_a_random_order_has_no_bound_and_passes_nobody_over_for_ever():
+    assert Crowd("random").r2_starts > 0
+
+
+@pytest.mark.stepwise
+def test_b15_a_cold_request_among_hot_ones_starts_within_the_bound_and_sooner_by_its_ratio():
+    def waited(name, **options):
+        """Tokens that are prefilled for others while a cold request waits for the one row."""
+        h = Harness(max_running=1, pool_tokens=512, schedule=policy(name, **options))
+        h.add("stem", range(100, 140), max_new_tokens=1)
+        h.step()
+        h.add("cold", [7] * 20, max_new_tokens=1)
+        for tick in range(400):
+            before = h.stat("prefill_tokens")
+            h.add(f"hot{tick}", [*range(100, 140), tick], max_new_tokens=1)
+            h.step()
+            if "cold" in h.tokens:
+                return before - 40
+        return None
+
+    assert waited("lpm", patience=None) is None
+    assert waited("lpm", patience=100) == 100
+    assert waited("hrrn") <= 1
 
 
 def test_b13_priorities_sort_where_they_are_read_and_change_nothing_elsewhere():

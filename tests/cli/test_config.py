@@ -1,6 +1,7 @@
 """`rtk config show`."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -64,9 +65,23 @@ def test_the_order_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "schedule.max_prefill_tokens = 16384" in run()
 
 
+def test_files_are_read_and_named(tmp_path: Path) -> None:
+    below, above = tmp_path / "a.toml", tmp_path / "b.yaml"
+    below.write_text("[serve]\nport = 1\nhost = 'h'\n")
+    above.write_text("serve: {port: 2}\n")
+    lines = run("--sources", "--config", str(below), "--config", str(above)).splitlines()
+    assert f"serve.port = 2  # {above}:1" in lines
+    assert f"serve.host = h  # {below}:3" in lines
+
+
+def test_unknown_keys_can_be_allowed(caplog: pytest.LogCaptureFixture) -> None:
+    assert "serve.port = 5" in run("--set", "colour=red", "--port", "5", "--allow-unknown").splitlines()
+    assert caplog.messages == ["--set colour: unknown key 'colour'; see 'rtk config show'"]
+
+
 def test_mistakes_are_refused_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RTK_CACHE__PAGE_SISE", "4")
     result = CliRunner().invoke(app, ["config", "show", "--schedule", "hrrn", "--disable-cache"])
     assert result.exit_code == 1
-    assert "unknown variable RTK_CACHE__PAGE_SISE; did you mean RTK_CACHE__PAGE_SIZE?; " in result.stderr
-    assert "schedule.policy = 'hrrn' (flag --schedule): requires prefix_match" in result.stderr
+    assert "unknown variable RTK_CACHE__PAGE_SISE; did you mean RTK_CACHE__PAGE_SIZE?\n" in result.stderr
+    assert "error: schedule.policy = 'hrrn' (flag --schedule): requires prefix_match" in result.stderr

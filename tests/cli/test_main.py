@@ -20,7 +20,11 @@ from rtk_cli.options import with_config
 
 COMMANDS = [
     *([], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]),
-    *(["cache"], ["cache", "pin"]),
+    *(
+        ["cache"],
+        ["cache", "pin"],
+        *(["config", name] for name in ("check", "init", "schema", "diff", "lock", "migrate")),
+    ),
 ]
 HEAVY = "torch", "transformers", "fastapi"
 
@@ -70,9 +74,20 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert imported_by(*command, "--help").isdisjoint({*HEAVY, "numpy"})
 
 
-@pytest.mark.parametrize("command", [["plugins"], ["config", "show", "--sources"], ["version"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["plugins"], ["config", "show", "--sources"], ["config", "schema"], ["version"]], ids=" ".join
+)
 def test_looking_around_imports_nothing_heavy(command: list[str]) -> None:
     assert imported_by(*command).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", "[schedule]\npolicy = 'lpm'\n"), ("a.yml", "model: {path: x}\n")]
+)
+def test_checking_a_file_needs_no_torch(tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    assert imported_by("config", "check", str(file)).isdisjoint({*HEAVY, "huggingface_hub"})
 
 
 def test_an_expected_failure_is_one_line_and_code_1(failing: typer.Typer) -> None:

@@ -5,9 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from rtk.plugin import Plugin
+from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Failure, Origin, Registered, Registry
+from rtk.plugin.testing.toys import RecorderOptions
 from rtk_cli.main import app
 
 BAD = Failure(Origin("bad", "rtk-bad", "0.3"), "ImportError: [broken] \N{GREEK SMALL LETTER RHO}")
@@ -56,3 +57,114 @@ def test_json_for_machines(registry: Registry) -> None:
     assert answer["failures"] == [
         {"distribution": "rtk-bad", "version": "0.3", "entry_point": "bad", "reason": BAD.reason}
     ]
+
+
+# --- show, doctor ---------------------------------------------------------------------------------------------------
+
+
+def test_list_is_the_same_command() -> None:
+    assert run("list") == run()
+    assert run("list", "--json") == run("--json")
+
+
+def test_a_plugin_is_shown_with_what_it_requires_and_its_options() -> None:
+    lines = run("show", "hrrn").splitlines()
+    assert lines[:3] == [
+        "kind: schedule",
+        "name: hrrn",
+        "summary: highest response ratio next: short uncached work first, waiting requests rise",
+    ]
+    assert "requires prefix_match: the prefix cache, for matched lengths of waiting requests" in lines
+    option = "schedule.hrrn.in_batch_check = 32  # an integer from 0 up: requests are checked that hit at most so many "
+    assert f"{option}tokens" in lines
+
+
+def test_a_plugin_is_shown_as_data() -> None:
+    shown = json.loads(run("show", "SLRU", "--json"))
+    assert shown["target"] == "rtk_eviction.slru:Slru"
+    assert shown["requires"] == {}
+    assert [option["key"] for option in shown["options"]] == ["eviction.slru.protect_after_hits"]
+
+
+def test_the_options_of_an_observer_are_shown_where_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = Plugin(kind="observer", name="long-tape", summary="s", target="m:C", options=RecorderOptions)
+    found = Registry([Registered(plugin, Origin("tape", "rtk-observer-tape", "2.0"))])
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: found)
+    shown = json.loads(run("show", "long-tape", "--json"))
+    assert [option["key"] for option in shown["options"]] == ["observe.long_tape.path"]
+
+
+def refused(*args: str) -> str:
+    result = CliRunner().invoke(app, ["plugins", *args])
+    assert (result.exit_code, result.stdout) == (1, "")
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "doctor"])
+def test_a_name_that_is_not_one_plugin(command: str) -> None:
+    assert refused(command, "lur") == "error: unknown plugin 'lur'; did you mean 'lru'?\n"
+    assert "write eviction:priority or schedule:priority" in refused(command, "priority")
+    assert "unknown kind 'evict' of 'evict:lru'; kinds: eviction, schedule" in refused(command, "evict:lru")
+    assert "unknown schedule plugin 'lru'; installed: dfs-weight, fcfs" in refused(command, "schedule:lru")
+
+
+class Unsteady(EvictionPolicy):
+    facts = frozenset({"last_use"})
+
+    def __init__(self, options: Options) -> None:
+        self.asked = 0
+
+    def key(self, node: NodeView) -> tuple[int]:
+        self.asked += 1
+        return (self.asked,)
+
+
+class Rude(Unsteady):
+    def key(self, node: NodeView) -> tuple[int]:
+        raise SystemExit("[gone]\nand more")
+
+
+def doctored(
+    monkeypatch: pytest.MonkeyPatch, *targets: str, failures: tuple[Failure, ...] = ()
+) -> tuple[int, list[str]]:
+    found = [
+        Registered(
+            Plugin(kind="eviction", name=f"p{i}", summary="s", target=target), Origin(f"e{i}", "rtk-eviction-p", "2.0")
+        )
+        for i, target in enumerate(targets)
+    ]
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: Registry(found, failures))
+    result = CliRunner().invoke(app, ["plugins", "doctor"])
+    return result.exit_code, result.stdout.splitlines()
+
+
+def test_the_doctor_finds_nothing_in_a_sound_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, (header, line) = doctored(monkeypatch, "rtk_eviction.lru:Lru")
+    assert header.split() == ["kind", "name", "distribution", "version", "passed", "skipped", "result"]
+    assert line.split() == ["eviction", "p0", "rtk-eviction-p", "2.0", "5", "0", "ok"]
+    assert code == 0
+
+
+def test_the_doctor_says_what_fails_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lines = doctored(
+        monkeypatch, f"{__name__}:Unsteady", f"{__name__}:Rude", "no_such_module:X", "rtk_eviction.lru:Lru"
+    )
+    assert code == 1
+    assert [line.split()[-1] for line in lines[1:5]] == ["FAILED", "FAILED", "FAILED", "ok"]
+    who = "eviction plugin 'p{0}' of rtk-eviction-p 2.0 (entry point 'e{0}')"
+    failed = [line.removeprefix("failed: ") for line in lines[5:]]
+    assert failed[0] == f"{who.format(0)}: keys are stable: key() answers differently when asked again"
+    assert f"{who.format(1)}: keys are stable: SystemExit: [gone] and more" in failed
+    assert failed[-1].startswith(f"{who.format(2)}: {who.format(2)} cannot be built: ModuleNotFoundError: ")
+
+
+def test_what_could_not_be_loaded_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lines = doctored(monkeypatch, failures=(BAD,))
+    assert code == 1
+    assert lines[1:] == [f"not available: rtk-bad 0.3 (entry point 'bad'): {BAD.reason}"]
+
+
+def test_built_in_plugins_are_sound() -> None:
+    lines = run("doctor", "fcfs", "eviction:priority").splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["fcfs", "priority"]
+    assert all(line.split()[-1] == "ok" for line in lines[1:])

@@ -109,6 +109,7 @@ def test_what_a_key_takes_is_said_in_words(knobs: dict[str, Key], option: str, w
         ("model.dtype", "auto|float32|bfloat16|float16"),
         ("model.cache_dir", "PATH"),
         ("serve.host", "TEXT"),
+        ("schedule.overlap", "true|false"),
     ],
 )
 def test_usage_lines_name_the_type(path: str, metavar: str) -> None:

@@ -71,6 +71,8 @@ def sample(key: Key) -> tuple[str, Any]:
         return ("false", False) if key.default else ("true", True)
     if key.path == "observe.plugins":  # none is installed with rtk
         return "[]", ()
+    if key.path == "plugins.require":
+        return '{"rtk-inference": ">=0"}', {"rtk-inference": ">=0"}
     if get_origin(kind) is dict:
         return '{"a": 3.0}', {"a": 3.0}
     if key.path == "serve.admin_api_key":

@@ -15,16 +15,11 @@ from rtk.observe.feed import Feeds
 from rtk.observe.wire import REQUEST, STEP, receive, send
 from rtk.plugin import Observer, Options, Plugin, RequestReport, StepReport
 from rtk.plugin.registry import Origin, Registered
-from rtk.plugin.testing import observer as suite
-from rtk.plugin.testing.observer import Recorder, RecorderOptions, reports
+from rtk.plugin.testing.observer import reports
+from rtk.plugin.testing.toys import RecorderOptions
 
 STEP_1 = StepReport(1, 0.5, False, 2, 10, 0, 2, 3, 90, 0, 6, 4)
 REQUEST_1 = RequestReport("é", 0.1, None, 0.9, 5, 2, 0, 1, -3, "abort")
-
-
-@pytest.mark.parametrize("check", suite.CHECKS)
-def test_the_toy_passes_the_suite(check, tmp_path):
-    check(lambda: Recorder(RecorderOptions(path=tmp_path / "out")))
 
 
 def registered(target, options=Options, name="toy"):
@@ -33,7 +28,7 @@ def registered(target, options=Options, name="toy"):
 
 
 LABEL = "observer plugin 'toy' of rtk-observer-toy 0.1 (entry point 'toy')"
-TOY = registered("rtk.plugin.testing.observer:Recorder", RecorderOptions)
+TOY = registered("rtk.plugin.testing.toys:Recorder", RecorderOptions)
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def test_an_observer_gets_every_report_in_order_and_is_closed(tmp_path):
 
 
 def test_several_observers_get_the_same(tmp_path):
-    second = registered("rtk.plugin.testing.observer:Recorder", RecorderOptions, name="other")
+    second = registered("rtk.plugin.testing.toys:Recorder", RecorderOptions, name="other")
     paths = [tmp_path / "a", tmp_path / "b"]
     feeds = Feeds(zip((TOY, second), (RecorderOptions(path=path) for path in paths), strict=True))
     feeds.on_step(STEP_1)

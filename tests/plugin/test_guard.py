@@ -223,6 +223,30 @@ def test_an_answer_is_used_as_a_plain_array():
     assert guarded.order(columns, context()).tolist() == [2, 0]
 
 
+class Scratch(SchedulePolicy):
+    """Uses one array for all that it computes."""
+
+    def __init__(self, count):
+        self.array = np.zeros(count)
+
+    def rank(self, columns, ctx):
+        self.array[:] = -columns.id
+        return (self.array,)
+
+    def hold(self, columns, ctx):
+        held = self.array < np.inf
+        self.array[:] = np.nan
+        held[1:] = False
+        return held
+
+
+def test_an_answer_does_not_change_when_the_policy_writes_into_its_array():
+    columns, health = random_columns(100, seed=4), Health()
+    order = GuardedSchedule(Scratch(100), "scratch", health).order(columns, context())
+    assert order.tolist() == list(range(99, 0, -1))
+    assert not health.degraded
+
+
 def test_columns_are_read_only():
     columns = random_columns(3, seed=1)
     for name in Columns.__dataclass_fields__:

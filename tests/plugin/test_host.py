@@ -18,6 +18,7 @@ from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin, SchedulePolicy
 from rtk.plugin.host import load, load_from
 from rtk.plugin.info import Kind
 from rtk.plugin.registry import Origin, Registered
+from rtk.plugin.testing.toys import Choices
 
 TELL = "; tell its authors, or uninstall rtk-sample"
 
@@ -211,6 +212,11 @@ class OrdersNothing(SchedulePolicy):
         pass
 
 
+class UnknownGrammars(Choices):
+    spec_kinds = frozenset({"prose"})
+
+
+GRAMMARS = "a set of them may have choice, ebnf, json_schema, regex"
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
@@ -219,6 +225,7 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
     [
         ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
         ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
+        ("grammar", "UnknownGrammars", f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; {GRAMMARS}"),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
     ],
 )

@@ -101,6 +101,29 @@ def test_why_planning_stops_is_told():
     assert plan_of(h).verdict == "NO_TOKEN"
 
 
+@pytest.mark.parametrize(
+    ("prefill", "chunk", "reason"),
+    [(8, 16, "input"), (16, 8, "chunk"), (8, 8, "input"), (10, 16, "alignment"), (8, None, "input")],
+)
+def test_the_account_that_is_used_up_is_named(prefill, chunk, reason):
+    h = Harness(pool_tokens=64, page_size=4, max_prefill_tokens=prefill, chunk_tokens=chunk)
+    for rid in "ab":
+        h.scheduler.receive([NewRequest(rid=rid, tokens=pack([ord(rid)] * 8), params=SamplingParams(max_new_tokens=1))])
+    a, b = plan_of(h).attempts
+    assert (a.reason, b.reason, b.verdict) == ("", reason, "OTHER")
+
+
+def test_who_would_run_alone_waits_for_those_who_leave_with_the_step_in_flight():
+    h = Harness(pool_tokens=40, context_length=40, overlap=True, lazy=True)
+    h.add("a", range(30), max_new_tokens=5)
+    h.step()
+    h.abort("a")
+    h.scheduler.receive([NewRequest(rid="b", tokens=pack([7] * 8), params=SamplingParams(max_new_tokens=4))])
+    assert not plan_of(h).admitted  # 10 slots are free, and it may need 11
+    h.step()
+    assert [request.rid for request in h.scheduler._running.requests] == ["b"]
+
+
 class Fails:
     """Fails one call of a method, the one after `k` others."""
 

@@ -73,6 +73,87 @@ def test_cuts_are_at_page_borders(page, chunk, prefill, expected):
     assert [row[:2] for row in pieces(h)] == expected
 
 
+@pytest.mark.parametrize(
+    ("page", "align", "chunk", "cached", "expected"),
+    [
+        (1, 24, 40, 0, [(0, 24), (24, 48), (48, 70)]),
+        (1, 24, 60, 0, [(0, 48), (48, 70)]),
+        (16, 24, 60, 0, [(0, 48), (48, 70)]),  # multiples of both: 48
+        (1, 24, 8, 0, [(0, 24), (24, 48), (48, 70)]),  # a piece is never less than what it is cut at
+        (1, 24, 40, 20, [(20, 48), (48, 70)]),  # borders are those of the prompt, not of the piece
+    ],
+)
+def test_cuts_are_at_multiples_of_the_alignment(page, align, chunk, cached, expected):
+    h = Watched(page_size=page, align_tokens=align, chunk_tokens=chunk)
+    if cached:
+        h.add("old", range(cached), max_new_tokens=0)
+        h.run()
+    del h.steps[:]
+    h.add("a", range(70), max_new_tokens=1)
+    h.run()
+    assert [row[:2] for row in pieces(h)] == expected
+
+
+def test_who_comes_behind_does_not_take_what_is_too_little_for_the_chunked_request():
+    """A piece needs 8 slots or the rest of the prompt. The few that are there would suffice for short prompts."""
+    h = Watched(
+        pool_tokens=64, context_length=64, chunk_tokens=9, align_tokens=8, mixed_chunk=True, conservativeness=0.001
+    )
+    h.add("a", [1] * 21, max_new_tokens=30)
+    h.step()
+    h.add("x", range(100, 139), max_new_tokens=1)
+    n = 0
+    while "x" not in h.finished:
+        h.add(f"short{n}", [500 + n], max_new_tokens=1)
+        h.step()
+        n += 1
+        assert n < 40
+    h.run()
+    assert h.tokens["x"] == [139] and len(h.tokens["a"]) == 30
+    assert {finish.reason for finish in h.finished.values()} == {"length"}
+    books_are_closed(h)
+
+
+def test_beside_a_chunked_request_that_lacks_slots_nobody_is_cut():
+    h = Watched(pool_tokens=64, context_length=64, chunk_tokens=9, mixed_chunk=True, conservativeness=0.001)
+    h.add("a", [1] * 23, max_new_tokens=30)
+    h.step()
+    h.add("x", range(100, 137), max_new_tokens=1)
+    h.add("y", [7] * 12, max_new_tokens=1)
+    lacking = []
+    while "a" not in h.finished:
+        h.step()
+        plan = h.scheduler._batches._plan(h.scheduler._batches._context())
+        if plan.attempts and plan.attempts[0].rid == "x" and h.scheduler._running.chunked and not plan.continuation:
+            lacking.append([(attempt.rid, attempt.verdict, attempt.reason) for attempt in plan.attempts])
+    assert lacking and set(map(tuple, lacking)) == {(("x", "NO_TOKEN", "kv"), ("y", "OTHER", "cut"))}
+
+
+@pytest.mark.parametrize(("mixed", "kept"), [(False, 0), (True, 4)])
+def test_slots_for_the_next_tokens_of_those_who_decode_beside_are_not_given_to_prompts(mixed, kept):
+    h = Watched(pool_tokens=64, page_size=4, chunk_tokens=32, mixed_chunk=mixed)
+    waiting(h, full=8, room=5)
+    for request in h.scheduler._queue:
+        request.max_new_tokens = 9
+    h.step()
+    waiting(h, c=4)  # full's next token needs a page, that of the other does not
+    [attempt] = h.scheduler._batches._plan(h.scheduler._batches._context()).attempts
+    assert attempt.before.current == h.stat("free") + h.stat("evictable") - kept
+
+
+def test_however_many_decode_beside_a_prompt_gets_on_by_what_it_is_cut_at():
+    h = Watched(pool_tokens=256, max_prefill_tokens=4, chunk_tokens=5, align_tokens=2, mixed_chunk=True)
+    for i in range(6):
+        h.add(f"r{i}", [10 * i], max_new_tokens=20)
+        h.step()
+    h.add("a", range(100, 105), max_new_tokens=1)
+    del h.steps[:]
+    for _ in range(3):
+        h.step()
+    assert [step[0][:2] for step in h.steps] == [(0, 2), (2, 4), (4, 5)]
+    assert [len(step) for step in h.steps] == [7, 7, 7]
+
+
 def waiting(h, **lengths):
     """Requests of these prompt lengths, each with tokens of its own."""
     for i, (rid, length) in enumerate(lengths.items()):

@@ -370,6 +370,12 @@ def test_what_the_policy_said_while_it_waited():
     for i in range(2 * NOTES):
         t.plan(note=f"{i}")
     assert t.of("b").notes == ("4", "5", "6", "7")
+    t.run(1.0, ("b", 0, 10))
+    for i in range(NOTES - 1):  # as many retractions do not make more of it
+        t.retract("b")
+        t.plan(note=f"again {i}")
+        t.run(1.0, ("b", 0, 10))
+    assert t.of("b").notes == ("7", "again 0", "again 1", "again 2")
 
 
 def test_attempts_that_end_alike_are_counted():
@@ -517,6 +523,18 @@ def test_whose_prompt_filled_a_gap_is_known_after_any_number_of_them():
     assert t.of("a").decoding.gap.prefill_by == f"{PREFILLS - 1}"  # of the first so many
 
 
+def test_a_gap_was_most_for_whom_its_pieces_together_were():
+    t = Told()
+    t.arrive("a")
+    t.run(1.0, ("a", 0, 10), sampled=["a"])
+    for rid, prompt in (("whole", 8), ("cut", 12)):
+        t.arrive(rid, prompt=prompt)
+    t.run(1.0, ("whole", 0, 8), ("cut", 0, 5))
+    t.run(1.0, ("cut", 5, 12))
+    t.run(1.0, decoding=1)
+    assert t.of("a").decoding.gap == Gap(3.0, 4.0, False, 0, 20, 2.0, False, "cut")
+
+
 def test_a_step_that_failed_makes_no_first_token():
     t = Told()
     t.arrive("a")
@@ -654,7 +672,8 @@ def test_the_answer_to_a_question():
     )
     assert t.ledger.explain(ExplainRequest(id=2, name="b"), 3.0) == Refused(
         id=2,
-        problem="no request 'b' is known; those in flight are, and the last 2 that have ended",
+        problem="no request 'b' is known; those in flight are, and the last 2 that have ended, without those that were "
+        "refused",
         code="unknown_request",
         field="rid",
         status=404,

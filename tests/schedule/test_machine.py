@@ -30,11 +30,8 @@ def alone(prompt, max_new_tokens):
     return out
 
 
-def policy_of(name, preempt):
-    """A policy by name, or the one that preempts."""
-    if name != "priority" or not preempt:
-        return name
-    entry = installed().get("schedule", name)
+def preemptive():
+    entry = installed().get("schedule", "priority")
     return entry.build(entry.plugin.options(preempt=True))
 
 
@@ -44,16 +41,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages=st.integers(4, 20),
         rows=st.integers(1, 5),
         eviction=st.sampled_from(installed().names("eviction")),
-        schedule=st.sampled_from(installed().names("schedule")),
+        schedule=st.sampled_from([*installed().names("schedule"), "preemption"]),
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
         chunk=st.sampled_from([None, 1, 8, 30]),
+        align=st.sampled_from([1, 1, 6]),
         overlap=st.booleans(),
         lazy=st.booleans(),
         mixed=st.booleans(),
         conservativeness=st.sampled_from([0.02, 0.1, 1.0]),
         retraction=st.sampled_from(["length", "priority"]),
-        preempt=st.booleans(),
     )
     def build(
         self,
@@ -65,12 +62,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache,
         prefill,
         chunk,
+        align,
         overlap,
         lazy,
         mixed,
         conservativeness,
         retraction,
-        preempt,
     ):
         self.h = Harness(
             script=script,
@@ -78,10 +75,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             pool_tokens=max(page * pages, 32),
             max_running=rows,
             eviction=eviction,
-            schedule=policy_of(schedule if cache else "fcfs", preempt),
+            schedule=preemptive() if schedule == "preemption" else schedule if cache else "fcfs",
             cache_enabled=cache,
             max_prefill_tokens=max(prefill, page),
             chunk_tokens=chunk and max(chunk, page),
+            align_tokens=align,
             overlap=overlap,
             lazy=lazy,
             mixed_chunk=mixed,

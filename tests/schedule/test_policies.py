@@ -81,7 +81,7 @@ def test_lpm_falls_back_above_its_limit_and_says_so():
     assert order_of(policy("lpm"), columns_of(*hits[:limit]), ctx=ctx) == by_hit
     assert ctx.fallbacks == []
     assert order_of(policy("lpm"), columns_of(*hits), ctx=ctx) == list(range(limit + 1))
-    assert ctx.fallbacks == ["lpm orders by arrival: 129 requests wait, fallback_above is 128"]
+    assert ctx.fallbacks == ["lpm orders by arrival while more than 128 requests wait (fallback_above)"]
     never = context()
     assert order_of(policy("lpm", fallback_above=None), columns_of(*hits), ctx=never)[0] == 6
     assert never.fallbacks == []
@@ -474,6 +474,29 @@ def test_the_scheduler_serves_tenants_alike():
     assert not h.stat("plugin_faults")
 
 
+def test_a_newcomer_starts_with_the_least_served_of_those_who_wait():
+    ranked = policy("vtc")
+    guarded, ctx = GuardedSchedule(ranked, "vtc", Health()), context_of(tenants=("a", "b", "c"))
+    waiting = [{"tenant": 0}, {"tenant": 1}]
+    guarded.order(columns_of(*waiting), ctx)
+    guarded.on_progress([Progress(7, 0, 100, 0), Progress(8, 1, 10, 0)])
+    assert guarded.order(columns_of(*waiting, {"tenant": 2}), ctx).tolist() == [1, 2, 0]
+    assert ranked._counters == {0: 100.0, 1: 10.0, 2: 10.0}
+
+
+@pytest.mark.stepwise
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_abort_does_not_make_what_was_computed_free(overlap):
+    charged = policy("vtc")
+    h = Harness(schedule=charged, overlap=overlap, lazy=True, chunk_tokens=64)
+    h.add("a", range(100), max_new_tokens=9, tenant="a")
+    h.step()
+    h.abort("a")
+    h.run()
+    assert h.stat("prefill_tokens") == 64
+    assert charged._counters == {0: 64.0}
+
+
 def test_one_ranking_takes_turns_by_what_each_request_will_cost():
     ranked = policy("vtc", weights={"heavy": 2.0})
     mix = [(0, 100), (0, 100), (0, 100), (1, 60), (1, 60), (2, 100), (2, 100)]
@@ -481,6 +504,19 @@ def test_one_ranking_takes_turns_by_what_each_request_will_cost():
     ctx = context_of(tenants=("a", "b", "heavy"))
     # starts: a 0 100 200, b 0 60, heavy 0 50
     assert order_of(ranked, columns_of(*requests), ctx=ctx) == [0, 3, 5, 6, 4, 1, 2]
+
+
+@pytest.mark.parametrize("options", [{"weights": {"a": 1e-320}}, {"input_weight": 1e308}, {"output_weight": 1e-7}])
+def test_prices_whose_sums_would_be_no_numbers_are_refused(options):
+    with pytest.raises(ValueError, match="than or equal to"):
+        policy("vtc", **options)
+
+
+def test_the_widest_prices_give_an_order():
+    ranked = policy("vtc", input_weight=1e6, weights={"a": 1e-6, "b": 1e6})
+    requests = [{"tenant": i % 3, "prompt_len": 2**31} for i in range(9)]
+    ctx = context_of(tenants=("a", "b", "other"))
+    assert order_of(ranked, columns_of(*requests), ctx=ctx) == [0, 1, 2, 4, 7, 5, 8, 3, 6]
 
 
 def test_the_most_served_tenant_makes_room_first():

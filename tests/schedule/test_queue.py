@@ -138,6 +138,28 @@ def test_columns_say_what_is_matched_now():
     assert line.policy.columns.matched_len.tolist() == [0, 0]
 
 
+def test_groups_are_filed_anew_only_where_many_left_out_of_turn(monkeypatch):
+    line = Line()
+    monkeypatch.setattr(line.queue._shared, "_refile", pytest.fail)
+    waiting = [line.add([i] * 40) for i in range(200)]
+    for i in range(1000):
+        line.queue.remove(waiting.pop(0))
+        waiting.append(line.add([200 + i] * 40))
+
+
+def test_what_changed_for_one_who_left_is_told_of_nobody():
+    line = Line()
+    _, leads, leaves, _ = [line.add([first] * 40) for first in (1, 2, 2, 1)]
+    line.ranked()
+    assert line.policy.columns.shares_prefix.tolist() == [False, False, True, True]
+    line.cached([2] * 8)
+    line.queue.remove(leads)  # so the next one leads
+    line.queue.remove(leaves)
+    line.ranked()
+    assert line.policy.columns.matched_len.tolist() == [0, 0]
+    assert line.policy.columns.shares_prefix.tolist() == [False, True]
+
+
 def test_what_a_policy_does_not_require_costs_nothing_and_shows_nothing():
     line = Line(requires=frozenset())
     line.cached([1] * 12)
@@ -246,6 +268,19 @@ def test_what_a_policy_says_of_falling_back_is_counted_once_a_ranking():
     assert (line.queue.fallbacks, line.queue.note) == (2, "")
 
 
+def test_what_a_policy_says_is_of_one_ranking_where_a_step_has_several():
+    class Says(Watches):
+        def rank(self, columns, ctx):
+            ctx.fallbacks.append(f"{len(columns)}")
+            return ()
+
+    line, ctx = Line(policy=Says()), ScheduleContext(now=9.0, rng=random.Random(0), running=1)
+    for said in ("1", "2"):
+        line.add()
+        list(line.queue.ranked(ctx))
+        assert line.queue.note == said
+
+
 def test_who_is_held_is_named():
     class Holds(Watches):
         def hold(self, columns, ctx):
@@ -268,6 +303,21 @@ def test_routing_keys_of_the_past_are_forgotten():
     line.ranked([second] * 4)
     assert line.policy.columns.running_with_key.tolist() == [4]
     assert line.queue._keys._made == 2
+
+
+def test_who_comes_and_goes_while_nobody_looks_leaves_nothing():
+    line = Line()
+    waits = line.add([1] * 40)
+    for _ in range(2000):
+        line.queue.remove(line.add([1] * 40))
+    assert len(line.queue._columns._arrays["place"]) < 4 * FEW
+    assert [len(places) <= 2 * FEW for places in line.queue._shared._groups.values()] == [True]
+    a, b = line.add([1] * 40), line.add([1] * 40)
+    assert line.ranked() == [waits, a, b]
+    assert line.policy.columns.shares_prefix.tolist() == [False, True, True]
+    line.queue.remove(waits)
+    assert line.ranked() == [a, b]
+    assert line.policy.columns.shares_prefix.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("many", [1, FEW + 1])

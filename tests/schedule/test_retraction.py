@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rtk.plugin import SchedulePolicy
+from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness, digest
 from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch
 
@@ -110,6 +111,23 @@ class KeepsTheLatest(SchedulePolicy):
 
 def test_a_policys_own_key_comes_first():
     assert first_retracted(crowded(schedule=KeepsTheLatest())) == ["a"]
+
+
+class Mute(KeepsTheLatest):
+    """Has a key for most."""
+
+    def retract_key(self, view):
+        if view.id == 2:
+            raise KeyError(view.id)
+        return (f"request {view.id}",)
+
+
+def test_where_a_policy_has_no_key_for_one_of_them_the_order_is_the_hosts():
+    h = crowded(schedule=Mute())
+    assert first_retracted(h) == ["c"]
+    h.run()
+    assert {rid: len(tokens) for rid, tokens in h.tokens.items()} == dict.fromkeys("abc", 20)
+    assert h.stat("plugin_faults") > 0
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
@@ -246,6 +264,34 @@ def test_no_slots_mark_the_batch_full_until_there_is_more():
     assert len(h.tokens["b"]) == 20 and len(calls) > asked
 
 
+@pytest.mark.parametrize("gone", ["abort", "deadline"])
+def test_who_leaves_the_queue_takes_the_mark_along(gone):
+    h = Harness(pool_tokens=100, context_length=100)
+    h.add("a", [1] * 20, max_new_tokens=40)
+    h.step()
+    h.add("b", [2] * 60, max_new_tokens=20, deadline_s=2.0 if gone == "deadline" else None)
+    h.step()
+    h.add("c", [3], max_new_tokens=1)
+    if gone == "abort":
+        h.abort("b")
+    h.step()
+    h.step()
+    assert (sorted(h.finished), h.tokens.get("c")) == (["b", "c"], [4])
+
+
+def test_who_was_retracted_is_looked_at_before_the_one_that_had_no_slots():
+    h = Harness(pool_tokens=128, context_length=128, conservativeness=0.001)
+    h.add("a", range(100, 108), max_new_tokens=80, ignore_eos=True)
+    h.add("c", range(300, 308), max_new_tokens=48, ignore_eos=True)
+    for _ in range(31):
+        h.step()
+    h.add("b", range(500, 508), max_new_tokens=20, ignore_eos=True)
+    h.step()
+    h.add("big", range(700, 708), max_new_tokens=100, ignore_eos=True)  # has no slots; what it lacks b does not need
+    h.run()
+    assert (h.stat("retractions"), list(h.finished)) == (1, ["c", "b", "a", "big"])
+
+
 def test_other_reasons_do_not_mark_the_batch_full():
     h = Harness(pool_tokens=200, max_running=1)
     for rid in "ab":
@@ -294,3 +340,121 @@ def test_a_retracted_request_whose_charge_outgrew_the_pool_runs_alone(page):
     h.run(limit=1000)
     assert all(finish.reason == "length" for finish in h.finished.values())
     books_are_closed(h)
+
+
+def preemptive(**settings):
+    entry = installed().get("schedule", "priority")
+    return Harness(schedule=entry.build(entry.plugin.options(preempt=True)), **settings)
+
+
+def running(h):
+    return sorted(request.rid for request in h.scheduler._running.requests)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("pool", "rows"), [(60, 8), (1000, 2)])
+def test_the_least_important_make_room_for_a_more_important_one(pool, rows, mode):
+    """For its slots, or for its row; the victim waits first in its class and goes on where it was."""
+    h = preemptive(script=digest, pool_tokens=pool, max_running=rows, context_length=60, **mode)
+    h.add("low", [1] * 8, max_new_tokens=12, priority=1)
+    h.add("lower", [2] * 8, max_new_tokens=12)
+    for _ in range(4):
+        h.step()
+    h.add("urgent", [3] * 8, max_new_tokens=30, priority=9)
+    h.add("late", [4] * 8, max_new_tokens=12)
+    h.step()
+    assert running(h) == ["low", "urgent"]
+    assert [request.rid for request in h.scheduler._queue] == ["lower", "late"]
+    h.run()
+    assert h.stat("retractions") == 1
+    ample = Harness(script=digest, pool_tokens=1000)
+    for rid, first, new in (("low", 1, 12), ("lower", 2, 12), ("urgent", 3, 30), ("late", 4, 12)):
+        ample.add(rid, [first] * 8, max_new_tokens=new)
+    ample.run()
+    assert h.tokens == ample.tokens
+    books_are_closed(h)
+
+
+def test_without_the_option_nobody_makes_room():
+    h = Harness(pool_tokens=60, context_length=60, schedule="priority")
+    h.add("low", [1] * 8, max_new_tokens=20)
+    h.step()
+    h.add("urgent", [3] * 8, max_new_tokens=40, priority=9)
+    h.run()
+    assert h.stat("retractions") == 0
+
+
+PREFIX = list(range(1000, 1040))
+LOW_TOO, IN_ITS_PLACE, NOT_AT_ALL = ["low", "urgent", "vip"], ["urgent", "vip"], ["low", "vip"]
+
+
+@pytest.mark.parametrize(("new", "after"), [(27, LOW_TOO), (28, IN_ITS_PLACE), (30, IN_ITS_PLACE), (31, NOT_AT_ALL)])
+def test_what_a_victim_shares_with_the_candidate_is_no_gain(new, after):
+    """120 slots: the vip holds 20 and is to get 39 * 0.7 more, low 41 and 3 * 0.7; urgent hits 40 of low's.
+
+    So urgent's charge, new + 2, has to be less than R = 29.6 beside low, and than 29.6 + 41 + 2.1 - 40 in its place.
+    """
+    h = preemptive(pool_tokens=120, context_length=120)
+    h.add("vip", [7] * 20, max_new_tokens=40, priority=5)
+    h.step()
+    h.add("low", [*PREFIX, 1], max_new_tokens=4)
+    h.step()
+    h.add("urgent", [*PREFIX, 2], max_new_tokens=new, priority=1)
+    h.step()
+    assert running(h) == after
+    assert h.stat("retractions") == ("low" not in after)
+
+
+@pytest.mark.parametrize(("new", "after"), [(1, IN_ITS_PLACE), (2, NOT_AT_ALL)])
+def test_what_a_victim_shares_with_others_who_run_is_no_gain(new, after):
+    """100 slots, R = 58 - 0.7 * (9 + 3) = 49.6: low gives back one slot and 2.1; urgent's charge is new + 51."""
+    h = preemptive(pool_tokens=100, context_length=100)
+    h.add("vip", [*PREFIX, 1], max_new_tokens=10, priority=5)
+    h.step()
+    h.add("low", [*PREFIX, 2], max_new_tokens=4)
+    h.step()
+    h.add("urgent", [3] * 50, max_new_tokens=new, priority=1)
+    h.step()
+    assert ("low" in running(h), h.stat("retractions")) == ("low" in after, "low" not in after)
+
+
+def test_what_victims_share_is_given_back_with_the_last_of_them():
+    h = preemptive(pool_tokens=100, context_length=100)
+    for i in range(2):
+        h.add(f"low{i}", [*PREFIX, i], max_new_tokens=4)
+        h.step()
+    h.add("urgent", [3] * 60, max_new_tokens=10, priority=1)
+    h.step()
+    assert (running(h), h.stat("retractions")) == (["urgent"], 2)
+    h.run()
+    assert sorted(h.finished) == ["low0", "low1", "urgent"]
+
+
+def test_nobody_makes_a_row_free_for_who_has_no_part_in_the_step():
+    """Only one prompt is cut at a time; until that is done, the row would stay empty."""
+    h = preemptive(pool_tokens=400, max_running=2, chunk_tokens=8)
+    h.add("low", [5], max_new_tokens=60)
+    h.step()
+    h.add("long", range(100, 124), max_new_tokens=2, priority=3)
+    h.add("high", [9] * 20, max_new_tokens=2, priority=2)
+    for _ in range(3):
+        h.step()
+        assert (running(h), h.stat("retractions")) == (["long", "low"], 0)
+    h.step()
+    assert (running(h), h.stat("retractions")) == (["high", "long"], 1)
+
+
+def test_a_policy_is_asked_for_its_order_only_where_slots_are_lacking():
+    asked = []
+
+    class Asked(SchedulePolicy):
+        def rank(self, columns, ctx):
+            return (columns.id,)
+
+        def retract_key(self, view):
+            asked.append(view.id)
+            return (view.id,)
+
+    h = crowded(schedule=Asked())
+    first_retracted(h)
+    assert asked == [1, 2, 3]

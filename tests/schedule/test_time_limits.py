@@ -1,6 +1,7 @@
 """How many may wait, for how long, and deadlines: what ends, when, and that nothing of it stays."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -204,6 +205,23 @@ def test_what_ended_is_dropped_in_bulk():
     assert len(h.scheduler._time._heap) <= 70
 
 
+@pytest.mark.stepwise
+def test_limits_are_told_in_time_whoever_ended_before():
+    rng, h = random.Random(0), Harness(max_running=1, context_length=512, pool_tokens=1024)
+    h.add("runs", [1], max_new_tokens=500)
+    h.step(0)
+    due = {f"r{i}": i for i in rng.sample(range(1, 301), 300)}
+    for i, (rid, seconds) in enumerate(due.items()):
+        h.add(rid, [2], deadline_s=float(seconds))
+        if i % 3:
+            h.abort(rid)
+    for now in range(1, 301):
+        h.step(1)
+        assert {rid for rid, end in h.finished.items() if end.reason == "error"} == {
+            rid for i, rid in enumerate(due) if not i % 3 and due[rid] <= now
+        }
+
+
 @pytest.mark.parametrize(("limits", "rest"), [({}, math.inf), ({"deadline_s": 5.0}, 4.0)])
 def test_how_long_it_may_rest(limits, rest):
     h = Harness(schedule=Holds())
@@ -211,3 +229,31 @@ def test_how_long_it_may_rest(limits, rest):
     h.step()
     assert h.scheduler.rest_s == rest
     assert h.scheduler._requests["a"].status is Status.WAITING
+
+
+# --- what policies see ----------------------------------------------------------------------------------------------
+
+
+class Watches(SchedulePolicy):
+    def rank(self, columns, ctx):
+        self.columns = columns
+        return (columns.deadline_s,)
+
+    def retract_key(self, view):
+        return (-view.deadline_s,)
+
+
+@pytest.mark.stepwise
+def test_a_policy_sees_deadlines_by_the_clock_also_of_the_retracted():
+    watches = Watches()
+    h = Harness(schedule=watches, max_running=2, pool_tokens=24, conservativeness=0.01)
+    h.now = 100.0
+    h.add("soon", [1, 2], max_new_tokens=18, deadline_s=500)
+    h.add("any time", [3, 4], max_new_tokens=18)
+    h.add("late", [5, 6], max_new_tokens=1, deadline_s=800.5)
+    h.step()
+    assert watches.columns.deadline_s.tolist() == [600.0, math.inf, 900.5]
+    h.run()
+    assert h.stat("retractions") == 1
+    assert list(h.finished) == ["late", "soon", "any time"]
+    assert [(view.retractions, view.deadline_s) for view in watches.columns.views()] == [(1, math.inf)]

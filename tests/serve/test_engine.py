@@ -17,8 +17,8 @@ from rtk.observe.feed import Feeds
 from rtk.plugin import Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Origin, Registered, Registry
-from rtk.plugin.testing.observer import RecorderOptions
 from rtk.plugin.testing.scripted import ScriptedExecutor
+from rtk.plugin.testing.toys import RecorderOptions
 from rtk.schedule.budget import Limits
 from rtk.schedule.messages import NewRequest
 from rtk.serve import runtime
@@ -75,7 +75,7 @@ def test_one_prompt_gives_one_answer(engine):
 
 
 def test_observers_are_told_of_steps_and_requests_and_end_with_the_engine(engine, tmp_path):
-    plugin = Plugin(kind="observer", name="toy", summary="s", target="rtk.plugin.testing.observer:Recorder")
+    plugin = Plugin(kind="observer", name="toy", summary="s", target="rtk.plugin.testing.toys:Recorder")
     entry = Registered(plugin, Origin("toy", "rtk-observer-toy", "0.1"))
     built = engine(feeds=Feeds([(entry, RecorderOptions(path=tmp_path / "out"))]))
     built.generate("uv", {"max_new_tokens": 3})
@@ -278,11 +278,18 @@ def test_salts_do_not_share(engine):
 
 
 @pytest.mark.parametrize(
-    ("eviction", "schedule", "reads"),
-    [("lru", "fcfs", False), ("priority", "fcfs", True), ("lru", "priority", True), ("slru", "lof", False)],
+    ("eviction", "schedule", "retraction", "reads"),
+    [
+        ("lru", "fcfs", "length", False),
+        ("priority", "fcfs", "length", True),
+        ("lru", "priority", "length", True),
+        ("lru", "fcfs", "priority", True),
+        ("slru", "lof", "length", False),
+    ],
 )
-def test_whether_a_priority_changes_anything(engine, eviction, schedule, reads):
-    one = engine(**{"eviction.policy": eviction, "schedule.policy": schedule})
+def test_whether_a_priority_changes_anything(engine, eviction, schedule, retraction, reads):
+    keys = {"eviction.policy": eviction, "schedule.policy": schedule, "schedule.retraction": retraction}
+    one = engine(**keys)
     assert one._manager.facts.reads_priority is reads
 
 

@@ -110,7 +110,8 @@ def test_over_the_scheduler():
         error = error_of(await server.request("GET", "/requests/other/explain"), 404)
         assert (error["code"], error["message"]) == (
             "unknown_request",
-            "no request 'other' is known; those in flight are, and the last 1,000 that have ended",
+            "no request 'other' is known; those in flight are, and the last 1,000 that have ended, without those that "
+            "were refused",
         )
 
     run(Real("x"), test)

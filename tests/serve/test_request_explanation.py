@@ -72,7 +72,7 @@ def test_a_whole_story():
     ) == [
         "It came with 100 prompt tokens; 3 requests were waiting.",
         "It waited 14.000 s: 11.000 s for KV capacity, 2.000 s for another request whose prompt was cut, "
-        "1.000 s for the step under way.",
+        "1.000 s for the next step.",
         "It was refused 3 times, the last time after 2.500 s (step 7): no KV capacity, a charge of 46 tokens against "
         "36.2 that are not reserved, of 44 free or evictable ones.",
         "It stood longest behind 'big', 9.000 s, which waited for KV capacity.",
@@ -103,7 +103,7 @@ def test_a_whole_story():
         ("waiting", [("kv", 2.0)], "It has been waiting 2.000 s for KV capacity."),
         ("waiting", [("kv", 2.0), ("hold", 1.0)], "It has been waiting 3.000 s: 2.000 s for KV capacity, 1.000 s for "
          "the schedule policy, which held it back."),
-        ("running", [("rows", 2.0)], "It waited 2.000 s for a request row."),
+        ("running", [("rows", 2.0)], "It waited 2.000 s for a request row (schedule.max_running)."),
         ("running", [("input", 2.0)], "It waited 2.000 s for the prompt tokens of a step "
          "(schedule.max_prefill_tokens)."),
         ("running", [("chunk", 2.0)], "It waited 2.000 s for the prompt tokens of a step "
@@ -143,8 +143,9 @@ def test_behind():
         told(behind=Behind("a b", "cut", 2.0))[2] == "It has stood longest behind 'a b', 2.000 s, whose prompt was cut."
     )
     assert told(**RUNNING, behind=Behind("a", "rows", 2.0))[2] == (
-        "It stood longest behind 'a', 2.000 s, which waited for a request row."
+        "It stood longest behind 'a', 2.000 s, which waited for a request row (schedule.max_running)."
     )
+    assert not any("behind" in sentence for sentence in told(behind=Behind("a", "rows", 0.0004)))
 
 
 def test_order_that_is_not_known_to_the_end():

@@ -10,8 +10,9 @@ import pytest
 from rtk.cache.key import pack
 from rtk.plugin import EvictionPolicy, SchedulePolicy
 from rtk.plugin.testing.harness import Harness
-from rtk.schedule.messages import Abort, GetStats, NewRequest, Output, Stats
+from rtk.schedule.messages import Abort, ExplainRequest, GetStats, NewRequest, Output, Stats
 from rtk.schedule.params import SamplingParams
+from rtk.schedule.timeline import Wait
 from rtk.serve.protocol import Vitals
 from rtk.serve.scheduler_thread import SchedulerThread
 
@@ -81,6 +82,21 @@ def test_a_pause_ends_when_somebodys_time_is_over():
     assert inbox.waits[7] == 0.001
     assert [message.finish.code for message in said[1:]] == ["deadline_exceeded"]
     assert thread._pause == 0.0
+
+
+def test_a_request_arrives_when_it_is_sent_and_not_when_a_step_has_ended():
+    h, said = Harness(schedule=Holds()), []
+    thread = SchedulerThread(h.scheduler, said.extend)
+    h.now = 1.0
+    thread.send(new("a", name="early"))
+    thread.send(new("late", deadline_s=4.0))
+    h.now = 5.0  # a long step is under way
+    assert thread._turn()
+    thread.send(ExplainRequest(id=1, name="early"))
+    assert thread._turn()
+    ended, explained = said[2:]
+    assert (ended.rid, ended.finish.code) == ("late", "deadline_exceeded")
+    assert (explained.timeline.age_s, explained.timeline.waits) == (4.0, (Wait("step", 4.0),))
 
 
 def test_a_message_ends_the_pause():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr, TypeAdapter
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
@@ -20,6 +20,14 @@ from rtk.config.models import Config, Section
 
 PREFIX = "RTK_"
 """What every environment variable of rtk begins with; `__` stands between the parts of a key."""
+
+MASK = "**********"
+"""What is shown in the place of a secret; pydantic's own."""
+
+
+def variable(path: str) -> str:
+    """The environment variable of a key."""
+    return PREFIX + path.replace(".", "__").upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Key:
     @property
     def variable(self) -> str:
         """The environment variable that sets it."""
-        return PREFIX + self.path.replace(".", "__").upper()
+        return variable(self.path)
 
     @property
     def default(self) -> Any:
@@ -66,12 +74,22 @@ class Key:
         return self.types == (bool,)
 
     @property
+    def nullable(self) -> bool:
+        """Whether null is a value of it."""
+        return types.NoneType in self.types
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its values are shown to nobody."""
+        return _is_secret(self.field.annotation)
+
+    @property
     def metavar(self) -> str:
         """What stands for the value in a usage line."""
         kind = self.types[0]
         if get_origin(kind) is Literal:
             return "|".join(map(str, get_args(kind)))
-        return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+        return {bool: "true|false", int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
 
     @property
     def allowed(self) -> str:
@@ -85,7 +103,7 @@ class Key:
 
     def shown(self, value: Any) -> str:
         """What somebody gave, as messages show it."""
-        return repr("**********" if any(_is_secret(kind) for kind in self.types) else value)
+        return repr(MASK if self.is_secret else value)
 
     def value(self, config: Config) -> Any:
         """The value in `config`."""
@@ -96,7 +114,7 @@ class Key:
 
         Raises `ValueError` for text that should be JSON and is not.
         """
-        if text == "null" and types.NoneType in self.types:
+        if text == "null" and self.nullable:
             return None
         if any(_is_collection(kind) for kind in self.types):
             return json.loads(text)
@@ -104,7 +122,13 @@ class Key:
 
 
 def _is_secret(kind: Any) -> bool:
-    return SecretStr in (kind, *get_args(kind))
+    """Whether there is a secret anywhere in a type."""
+    origin = get_origin(kind) or kind
+    if isinstance(origin, type) and issubclass(origin, Secret | SecretStr | SecretBytes):
+        return True
+    if isinstance(origin, type) and issubclass(origin, BaseModel):
+        return any(_is_secret(field.annotation) for field in origin.model_fields.values())
+    return any(map(_is_secret, get_args(kind)))
 
 
 def _is_collection(kind: Any) -> bool:

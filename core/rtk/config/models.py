@@ -98,6 +98,16 @@ def options_field(name: str) -> str:
     return f"{plugin_name(name).replace('-', '_')}_options"
 
 
+def _specifier(versions: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        SpecifierSet(versions)
+    except InvalidSpecifier:
+        raise ValueError("must be a version specifier, such as >=1.2 or >=1.2,<2; empty: any version") from None
+    return versions
+
+
 PluginName = Annotated[str, AfterValidator(plugin_name)]
 
 
@@ -258,6 +268,16 @@ class ObserveConfig(PluginSection):
         return tuple(dict.fromkeys(self.plugins))
 
 
+class PluginsConfig(Section):
+    """Which packages must be there."""
+
+    require: dict[str, Annotated[str, AfterValidator(_specifier)]] = Field(
+        default_factory=dict,
+        description="packages that must be installed, and in which versions: checked at the start",
+        json_schema_extra=flag("--require-plugins"),
+    )
+
+
 class ServeConfig(Section):
     """The HTTP server."""
 
@@ -268,6 +288,7 @@ class ServeConfig(Section):
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
     )
+    locked: bool = Field(default=False, description="start only with what 'rtk config lock' wrote down")
     admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(
         default=None,
         description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",
@@ -283,4 +304,13 @@ class Config(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
     observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers")
+    plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="packages with plugins")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")
+
+
+PLUGIN_SECTIONS: dict[str, type[PluginSection]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, PluginSection)
+}
+"""The sections that choose plugins, by name."""

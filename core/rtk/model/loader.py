@@ -54,6 +54,30 @@ class LoadedModel:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a model's files say about it without their weights."""
+
+    kind: str
+    context_length: int | None
+    dtype: str | None
+    """What it would be loaded as; None where only the weights tell."""
+    features: frozenset[str] = frozenset()
+    """What it asks of an attention backend shows when it runs, see `rtk.model.probe`."""
+
+
+def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Outline:
+    """What `load_model` would begin with. Raises `ModelError` where it would fail before it reads weights."""
+    wanted = _dtype(dtype, device)
+    _check_folder(folder)
+    with _one_line(folder), _quiet():
+        config = _read_config(folder, trust_remote_code)
+        refuse_unservable(config)
+    found = getattr(config, "dtype", None) if wanted == "auto" else wanted
+    name = None if found is None else str(found).removeprefix("torch.")
+    return Outline(config.model_type, _context_length(folder, config.get_text_config(decoder=True)), name)
+
+
 @one_thread()
 def load_model(
     folder: Path, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
@@ -231,11 +255,15 @@ def _stateful(config: Any) -> str | None:
     return None
 
 
+def _context_length(folder: Path, config: Any) -> int | None:
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    if length is not None and length < 1:
+        raise ModelError(f"{folder}: max_position_embeddings = {length} in config.json: must be at least 1")
+    return length
+
+
 def _facts(folder: Path, model: Any, defaults: Mapping[str, Any]) -> ModelFacts:
     config = model.config.get_text_config(decoder=True)
-    context_length = getattr(config, "max_position_embeddings", None)
-    if context_length is not None and context_length < 1:
-        raise ModelError(f"{folder}: max_position_embeddings = {context_length} in config.json: must be at least 1")
     bos = defaults.get("bos_token_id", getattr(config, "bos_token_id", None))
     if not (bos is None or _is_id(bos)):
         raise ModelError(f"{folder}: bos_token_id = {bos!r}: must be a token id")
@@ -243,7 +271,7 @@ def _facts(folder: Path, model: Any, defaults: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(
         kind=model.config.model_type,
         vocab_size=config.vocab_size,
-        context_length=context_length,
+        context_length=_context_length(folder, config),
         bos_token=bos,
         end_tokens=_end_tokens(folder, ends, config.vocab_size),
         generation_config=defaults,

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -59,12 +59,24 @@ def probe(loaded: LoadedModel) -> Probe:
     return Probe(shape, frozenset().union(*(_features(recorded.call) for recorded in recorder.calls)), first.dtype)
 
 
-def check_backend(name: str, declared: Capabilities, needs: Probe, device: torch.device, page_size: int) -> None:
+class Needs(Protocol):
+    """What is known of a model's needs, before or after it ran."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Of `rtk.plugin.attention.FEATURES`."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Type of K and V; None where it is not known yet."""
+
+
+def check_backend(name: str, declared: Capabilities, needs: Needs, device: torch.device, page_size: int) -> None:
     """Raises `ConfigError` naming everything that the model, the device or the page size ask of a backend in vain."""
     conflicts = []
     if device.type not in declared.devices:
         conflicts.append(f"device {device.type} (it runs on {_listed(declared.devices)})")
-    if needs.dtype not in declared.dtypes:
+    if needs.dtype is not None and needs.dtype not in declared.dtypes:
         conflicts.append(f"dtype {needs.dtype} (it computes {_listed(declared.dtypes)})")
     if declared.page_sizes is not None and page_size not in declared.page_sizes:
         conflicts.append(f"page size {page_size} (it takes {', '.join(map(str, sorted(declared.page_sizes)))})")

@@ -60,15 +60,24 @@ def resolve_model(
     Raises:
         ModelError: nothing has that name, or what has it cannot be used; one line with the next move.
     """
+    if here := find_model(name, cache_dir=cache_dir):
+        return here
+    if name in CATALOGUE:
+        return fetch(name, cache_dir=cache_dir, progress=progress, download=download)
+    return _check_folder(hub_download(name))
+
+
+def find_model(name: str, *, cache_dir: Path | None = None) -> Path | None:
+    """The folder that `--model NAME` means; None where it would have to be fetched. Raises `ModelError`."""
     if imported := find_imported(name, cache_dir=cache_dir):
         return imported
     if name in CATALOGUE:
-        return fetch(name, cache_dir=cache_dir, progress=progress, download=download)
+        return None
     path = _expand(name)
     if name.startswith((".", "/", "~")) or name.lower().endswith(".gguf") or _exists(path):
         return _check_folder(path)
     if _HUB_ID.fullmatch(name):
-        return _check_folder(hub_download(name))
+        return None
     raise _unknown(name, cache_dir)
 
 

@@ -11,10 +11,12 @@ from rtk.plugin.attention import (
     Workspace,
 )
 from rtk.plugin.eviction import EvictionPolicy, NodeView
+from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, Spec, Vocabulary
 from rtk.plugin.info import API_VERSION, Options, Plugin
 from rtk.plugin.observer import Observer, RequestReport, StepReport
 from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext, SchedulePolicy, TreeView
 from rtk.plugin.spec import hookimpl
+from rtk.plugin.storage import Storage
 
 __all__ = [
     "API_VERSION",
@@ -24,9 +26,12 @@ __all__ = [
     "Capabilities",
     "Columns",
     "EvictionPolicy",
+    "GrammarBackend",
+    "Judgement",
     "KVLayout",
     "KVShape",
     "LayerCall",
+    "Matcher",
     "NodeView",
     "Observer",
     "Options",
@@ -36,8 +41,11 @@ __all__ = [
     "RequestView",
     "ScheduleContext",
     "SchedulePolicy",
+    "Spec",
     "StepReport",
+    "Storage",
     "TreeView",
+    "Vocabulary",
     "Workspace",
     "hookimpl",
 ]

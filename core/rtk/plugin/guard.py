@@ -310,10 +310,13 @@ INSTEAD = {
 
 
 def _array(answer: Any, kinds: str, count: int) -> NDArray[Any]:
-    """A policy's answer as a plain array of shape [count] and a dtype of one of the kinds."""
+    """A policy's answer as a plain array of shape [count] and a dtype of one of the kinds.
+
+    A copy: it is read later, when the policy may have written into its own.
+    """
     if not isinstance(answer, np.ndarray):
         raise TypeError(f"answered a {type(answer).__name__}, not an array")
-    array = np.asarray(answer)
+    array = np.array(answer)
     if array.shape != (count,) or array.dtype.kind not in kinds:
         raise ValueError(f"answered an array of {array.dtype} and shape {array.shape} for {count} requests")
     return array

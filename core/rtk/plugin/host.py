@@ -25,6 +25,9 @@ from rtk.plugin.spec import PROJECT, RtkSpec
 OURS = "rtk-inference"
 """The distribution that this module comes with."""
 
+NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
+"""What a plugin may be called, in the one spelling."""
+
 LIMIT_S = 5.0
 """How long one entry point may take to be imported and to describe its plugins."""
 
@@ -236,7 +239,7 @@ def _checked(plugin: object) -> Plugin:
         )
     if plugin.kind not in KINDS:
         raise UnusableError(f"{label} is of unknown kind {plugin.kind!r}; kinds: {', '.join(KINDS)}")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", canonical(plugin.name)):
+    if not re.fullmatch(NAME, canonical(plugin.name)):
         raise UnusableError(f"{label} must be named in letters and digits, with single dashes between words")
     if not isinstance(plugin.summary, str) or not plugin.summary.isprintable():
         raise UnusableError(f"{label} has summary {plugin.summary!r}; write one line of text")

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 API_VERSION = 1
 """The contract version of this host. A plugin built for another version is refused by name."""
 
-Kind = Literal["eviction", "schedule", "attention", "observer"]
+Kind = Literal["eviction", "schedule", "attention", "grammar", "storage", "observer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 CAPABILITIES: dict[str, str] = {
@@ -26,7 +26,10 @@ NEED_CACHE = frozenset({"prefix_match", "tree"})
 
 
 class Options(BaseModel):
-    """Base of every plugin's options: frozen, unknown keys refused. They live at `<kind>.<name>.<option>`."""
+    """Base of every plugin's options: frozen, unknown keys refused.
+
+    They live at `<kind>.<name>.<option>`; those of observers at `observe.<name>.<option>`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,8 +49,13 @@ class Plugin:
 
     kind: Kind
     name: str
+    """What configuration chooses it by: letters and digits, with single dashes between words."""
     summary: str
+    """One line of text."""
     target: str
     options: type[Options] = Options
+    """The model of its options; every one has a default."""
     requires: frozenset[str] = field(default_factory=frozenset)
+    """Of `CAPABILITIES`."""
     api: int = API_VERSION
+    """The plugin API that it is built for."""

@@ -10,14 +10,18 @@ from rtk.errors import PluginError, one_line
 from rtk.plugin.attention import AttentionBackend
 from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import contained
-from rtk.plugin.info import Kind, Options, Plugin, canonical
+from rtk.plugin.grammar import SPEC_KINDS, GrammarBackend
+from rtk.plugin.info import KINDS, Kind, Options, Plugin, canonical
 from rtk.plugin.observer import Observer
 from rtk.plugin.schedule import SchedulePolicy
+from rtk.plugin.storage import Storage
 
 CONTRACTS: dict[Kind, type] = {
     "eviction": EvictionPolicy,
     "schedule": SchedulePolicy,
     "attention": AttentionBackend,
+    "grammar": GrammarBackend,
+    "storage": Storage,
     "observer": Observer,
 }
 """The class that every plugin of a kind derives from."""
@@ -73,6 +77,10 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
+        if isinstance(built, GrammarBackend) and not (
+            isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
+        ):
+            return f"its spec_kinds are {built.spec_kinds!r}; a set of them may have {', '.join(SPEC_KINDS)}"
         return ""
 
 
@@ -127,6 +135,21 @@ class Registry:
             raise PluginError(self._broken_one(kind, name) or self._unknown(kind, name))
         return self._found[key]
 
+    def find(self, name: str) -> Registered:
+        """Look a plugin up by name alone, or as `kind:name`. Raises `PluginError` also where several kinds have it."""
+        kind, colon, rest = name.partition(":")
+        if colon:
+            if kind not in KINDS:
+                raise PluginError(f"unknown kind {kind!r} of {name!r}; kinds: {', '.join(KINDS)}")
+            return self.get(kind, rest)
+        kinds: list[Kind] = [of for of in KINDS if {(of, canonical(name))} & {*self._found, *self._disputed}]
+        if not kinds:
+            everything = [entry.plugin.name for entry in self.all()]
+            raise PluginError(f"unknown plugin {name!r}{self._broken()}{_hint(name, everything)}")
+        if len(kinds) > 1:
+            raise PluginError(f"{name!r} is a name of several kinds; write {' or '.join(f'{k}:{name}' for k in kinds)}")
+        return self.get(kinds[0], name)
+
     def _broken_one(self, kind: Kind, name: str) -> str:
         """What to tell of the entry point that seems to be meant, if one failed; else nothing."""
         spellings = {canonical(name), f"{kind}-{canonical(name)}", f"rtk-{kind}-{canonical(name)}"}
@@ -138,7 +161,13 @@ class Registry:
 
     def _unknown(self, kind: Kind, name: str) -> str:
         names = self.names(kind)
-        near = difflib.get_close_matches(canonical(name), names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; see 'rtk plugins'"
-        broken = "".join(f"; {failure.origin} failed to load: {failure.reason}" for failure in self.failures)
-        return f"unknown {kind} plugin {name!r}; installed: {', '.join(names) or 'none'}{broken}{hint}"
+        installed = f"unknown {kind} plugin {name!r}; installed: {', '.join(names) or 'none'}"
+        return f"{installed}{self._broken()}{_hint(name, names)}"
+
+    def _broken(self) -> str:
+        return "".join(f"; {failure.origin} failed to load: {failure.reason}" for failure in self.failures)
+
+
+def _hint(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(canonical(name), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; see 'rtk plugins'"

@@ -1,5 +1,6 @@
 """The schedule contract: a policy orders the waiting requests; the host keeps queue, budgets and admission."""
 
+import math
 import random
 from abc import ABC
 from collections.abc import Iterable, Sequence
@@ -47,6 +48,8 @@ class RequestView(NamedTuple):
     """Running requests with the same routing key, 0 for a request without; requires `routing_key`."""
     retractions: int = 0
     """How often it had to make room for others."""
+    deadline_s: float = math.inf
+    """When it must have ended, by the clock of `arrival_s`; infinite where the client set no deadline."""
 
     @property
     def hit_len(self) -> int:
@@ -75,7 +78,7 @@ class Columns:
     """The waiting requests as arrays of one length n: `RequestView`'s fields, one array each.
 
     In order of arrival, those that were retracted before all others. The arrays are read-only. A column that is not
-    given is all zeros.
+    given is all zeros, or infinite for `deadline_s`.
     """
 
     id: NDArray[np.int64]
@@ -91,11 +94,13 @@ class Columns:
     tenant: NDArray[np.int64] = field(default_factory=_absent)
     running_with_key: NDArray[np.int64] = field(default_factory=_absent)
     retractions: NDArray[np.int64] = field(default_factory=_absent)
+    deadline_s: NDArray[np.float64] = field(default_factory=_absent)
 
     def __post_init__(self) -> None:
         for name, kind in RequestView.__annotations__.items():
             if len(getattr(self, name)) < len(self.id):
-                object.__setattr__(self, name, np.zeros(len(self.id), dtype=kind))
+                usual = RequestView._field_defaults.get(name, 0)
+                object.__setattr__(self, name, np.full(len(self.id), usual, dtype=kind))
         _make_read_only(self, RequestView._fields)
 
     @property
@@ -172,7 +177,10 @@ class ScheduleContext:
     chunked: RequestView | None = None
     """The request of which a part is computed; there for `chunk_reserve`."""
     fallbacks: list[str] = field(default_factory=list)
-    """A policy that orders by another rule than its own adds one line that says so: the host counts and reports it."""
+    """A policy that orders by another rule than its own adds one line that says so: the host counts and reports it.
+
+    Without numbers that change from step to step: explanations have a few of the lines that differ.
+    """
 
 
 class SchedulePolicy(ABC):
@@ -213,7 +221,11 @@ class SchedulePolicy(ABC):
         return 0
 
     def on_progress(self, deltas: Sequence[Progress]) -> None:
-        """Told once a step, when its results are taken in, what was computed for whom."""
+        """Told once a step, when its results are taken in, what was computed for whom.
+
+        Prompts count also where the request has ended meanwhile, as by an abort; a decode row that was launched before
+        the end was known does not.
+        """
 
     def retract_key(self, view: RequestView) -> tuple[Any, ...]:
         """The place of a running request in the order of retraction: smaller goes first; the host's order breaks ties.

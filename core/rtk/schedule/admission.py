@@ -19,7 +19,7 @@ The charge of a request that was retracted can exceed the pool by a page, as the
 pages too. So where nothing else runs, a request is also admitted if the slots that it needs at most are there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from typing import Literal, NamedTuple
@@ -59,6 +59,8 @@ class Lack(NamedTuple):
 
     current: int
     total: float
+    locked: Mapping[int, int]
+    """Tokens from the start of nodes (by id) that its hit and those of this round lock, whoever lets go of them."""
 
 
 class Attempt(NamedTuple):
@@ -127,7 +129,7 @@ class AdmissionPlan:
     total: float
     """R after the round."""
     lack: Lack | None = None
-    """What it lacks of slots, where these or a row were the reason."""
+    """What it lacks of slots, where these or a row, and nothing of the step, were the reason."""
 
     @property
     def batch(self) -> list[Request]:
@@ -259,14 +261,15 @@ def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Cont
     start, page, before = request.launched_len, accounts.page, accounts.balances()
     left = request.fill_len - start
     step = accounts.input_tokens if before.chunk_tokens is None else min(accounts.input_tokens, before.chunk_tokens)
-    piece, reason = accounts.piece(start, left, min(max(step - chunk_reserve, accounts.border), step, accounts.current))
+    room = min(max(step - chunk_reserve, accounts.border), step)
+    piece, reason = accounts.piece(start, left, min(room, accounts.current))
     answer = reserve(request) if piece == left else 0
     if piece:
         accounts.spend(piece, answer, cut=piece < left)
-    elif accounts.current < accounts.border:
-        reason = "kv"
-    accounts.cut |= not piece
-    _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason)
+    _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason if piece else "kv")
+    if not piece:  # slots are lacking, and what there is of them is not for those behind it
+        accounts.current -= min(ceil_page(left, page), room)
+        accounts.cut = True
     return Continuation(request, start + piece) if piece else None
 
 
@@ -276,13 +279,15 @@ def _admit(request: Request, accounts: _Accounts, cache: PrefixCache) -> Admissi
     uncached, answer = request.fill_len - match.length, reserve(request)
     cost, locked = charge(uncached, answer, accounts.page), cache.lock_cost(match, accounts.ledger)
     piece, reason = accounts.piece(match.length, uncached)
-    lack = Lack(ceil_page(piece, accounts.page) - accounts.current + locked, cost - accounts.total + locked)
+    moved = accounts.ledger.moved
+    lack = Lack(ceil_page(piece, accounts.page) - accounts.current + locked, cost - accounts.total + locked, moved)
     if not accounts.rows:
-        piece, reason, accounts.lack = 0, "rows", lack
+        piece, reason, accounts.lack = 0, "rows", lack if piece else None
     elif piece and not _fits(request, match, accounts, locked, lack):
         piece, reason, accounts.lack = 0, "kv", lack
-    if piece:
+    if piece or accounts.lack:
         accounts.ledger.move(match)
+    if piece:
         accounts.current -= locked
         accounts.total -= locked
         accounts.rows -= 1

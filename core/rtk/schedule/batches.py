@@ -8,13 +8,13 @@ from typing import Protocol
 
 from rtk.cache.pools import Pools
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, Lack, balance, commit, plan_admission
+from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, balance, commit, plan_admission
 from rtk.schedule.budget import Limits
 from rtk.schedule.ledger import Ledger
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.ratio import NewTokenRatio
 from rtk.schedule.request import Request, Status
-from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, yields
+from rtk.schedule.retraction import OFTEN, WINDOW, RetractionWatch, retraction_order, sufficient
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.timeline import Cause, RetractedFor
@@ -69,6 +69,10 @@ class Batches:
         """Whether many requests had to make room lately."""
         return self._watch.frequent(self._step)
 
+    def left(self) -> None:
+        """Somebody waits no more: it may be the one that had no slots, so the batch is not full for its sake."""
+        self._full_at = None
+
     def next(self, step: int, host: Host) -> list[Request]:
         """Prompts first, with everybody who decodes beside them where steps are mixed; else everybody who decodes.
 
@@ -85,11 +89,12 @@ class Batches:
     def _prompts(self, host: Host) -> list[Request]:
         """The chunked request's next piece, and waiting requests, as many as the policy's order and accounts allow."""
         running = self._running
+        if not self._may_prefill(ctx := self._context()):
+            return []
         if running.flight and running.flight.prefills and len(self._queue):
             host.settle()  # what it computed can then be hit
-        ctx = self._context()
-        if not self._may_prefill(ctx):
-            return []
+            if not self._may_prefill(ctx := self._context()):
+                return []
         plan = self._plan(ctx)
         while victims := self._preempted(plan):
             if running.flight:
@@ -176,9 +181,9 @@ class Batches:
         return self._grown(running.decoding(), host)
 
     def _decodes_beside(self, host: Host) -> list[Request]:
-        """Everybody who decodes, in a step with prompts; where slots are lacking they wait, and nobody is retracted."""
+        """Everybody who decodes, in a step with prompts. Planning has kept their slots back; nobody is retracted."""
         rows = self._running.decoding()
-        if not rows or not self._running.has_room(rows):
+        if not rows:
             return []
         self.ratio.decay()
         self._counters["mixed_steps"] += 1
@@ -195,6 +200,8 @@ class Batches:
     def _make_room(self, rows: list[Request]) -> bool:
         """Retract until everybody else has a slot for its next token; says whether anybody was. The last one stays."""
         running = self._running
+        if running.has_room(rows):
+            return False
         victims: list[Request] = []
         order = self._retraction_order(rows)[:-1] + [r for r in (running.chunked,) if r]
         for victim in order:
@@ -213,14 +220,7 @@ class Batches:
         if candidate is None or lack is None or not self._queue.may_preempt:
             return []
         lower = [r for r in self._running.decoding() if self._queue.preempts(candidate, r)]
-        victims: list[Request] = []
-        for victim in self._retraction_order(lower):
-            victims.append(victim)
-            slots, reserved = yields(victim, self.ratio.value)
-            lack = Lack(lack.current - slots, lack.total - slots - reserved)
-            if lack.current <= 0 and lack.total < 0:
-                return victims
-        return []
+        return sufficient(self._retraction_order(lower), lack, self.ratio.value)
 
     def _retraction_order(self, requests: Iterable[Request]) -> list[Request]:
         policy_key = self._queue.retract_key if self._queue.has_retract_key else None
@@ -234,6 +234,7 @@ class Batches:
             self._running.leave(request)
             request.step_back()
             self._queue.put_back(request)
+            self._full_at = None  # it stands before the one that had no slots, and may need less
             self._retracted_last = request.id
             self._counters["retractions"] += 1
 

@@ -33,7 +33,7 @@ class Policies:
     schedule_requires: frozenset[str]
     """What the schedule policy asks for, see `rtk.plugin.info.CAPABILITIES`."""
     read_priority: bool = False
-    """Whether one of them reads the priorities of requests."""
+    """Whether one of them, or the order of retraction, reads the priorities of requests."""
     read_routing_key: bool = False
     """Whether the schedule policy reads the routing keys of requests."""
 

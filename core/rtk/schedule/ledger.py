@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from rtk.schedule.admission import Attempt
-from rtk.schedule.ledger_clocks import QueueClock, Starts, StepClock, Totals
+from rtk.schedule.ledger_clocks import NOTES, QueueClock, Starts, StepClock, Totals
 from rtk.schedule.ledger_entry import Entry, Episode, Round, record
 from rtk.schedule.messages import ExplainRequest, Finish, Refused, RequestExplained
 from rtk.schedule.request import Request
@@ -188,7 +188,8 @@ class Ledger:
         if timeline is not None:
             return RequestExplained(id=question.id, timeline=timeline)
         problem = (
-            f"no request {question.name!r} is known; those in flight are, and the last {self._keep:,} that have ended"
+            f"no request {question.name!r} is known; those in flight are, and the last {self._keep:,} that have ended, "
+            "without those that were refused"
         )
         return Refused(id=question.id, problem=problem, code="unknown_request", field="rid", status=404)
 
@@ -277,7 +278,7 @@ class Ledger:
 
     def _notes_of(self, entry: Entry) -> tuple[str, ...]:
         said = () if entry.seen is None else self._queue.notes(entry.seen_round)
-        return tuple(dict.fromkeys((*entry.notes, *said)))
+        return tuple(dict.fromkeys((*entry.notes, *said)))[-NOTES:]
 
     def name(self, rid: str) -> str:
         """What the client calls a request; the scheduler's id where that is forgotten."""

@@ -20,7 +20,7 @@ PREFILLS = 64
 """Pieces of prompts between two decode steps that are told apart; of more, the first."""
 GAPS = 1024
 NOTES = 4
-"""Different things that the schedule policy said that are remembered."""
+"""Different things that the schedule policy said that are remembered, in all and of each request."""
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -192,7 +192,9 @@ class StepClock:
     def gap(self, start: GapStart, now: float) -> Gap:
         """From `start`, after the last decode step, to the token that a step has just made."""
         then, t = start.totals, self.totals
-        by = max(self._prefills[start.prefills :], key=lambda piece: piece[0], default=(0, ""))[1]
+        by: dict[str, int] = {}
+        for tokens, name in self._prefills[start.prefills :]:
+            by[name] = by.get(name, 0) + tokens
         return Gap(
             seconds=now - start.time,
             ended_s=now,
@@ -201,7 +203,7 @@ class StepClock:
             prefill_tokens=t.prefill_tokens - then.prefill_tokens + t.mixed_tokens - then.mixed_tokens,
             prefill_s=t.prefill_s - then.prefill_s,
             mixed=t.mixed_steps > then.mixed_steps,
-            prefill_by=by,
+            prefill_by=max(by, key=by.__getitem__, default=""),
         )
 
     def decoded(self, now: float) -> None:

@@ -31,7 +31,9 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     routing_key: str = ""
     """Requests with the same key like to run together, for policies that read it; empty: no key."""
     deadline_s: float | None = None
-    """Seconds from its arrival at the scheduler; one that has not ended by then ends with an error."""
+    """Seconds from its arrival; one that has not ended by then ends with an error."""
+    arrival_s: float | None = None
+    """When it was handed over, by the scheduler's clock; None: when the scheduler takes it in."""
     name: str = ""
     """The id that the client knows the request by, for whoever asks about it later."""
 

@@ -31,6 +31,7 @@ KEPT = {
     "shares_prefix": bool,
     "tenant": int,
     "retractions": int,
+    "deadline_s": float,
     "prefilled_at_arrival": int,
     "spot": int,
     "key": int,
@@ -151,6 +152,7 @@ class WaitingQueue:
             priority=request.priority,
             output_len=request.fill_len - request.prompt_len,
             retractions=request.retractions,
+            deadline_s=request.deadline_s,
             prefilled_at_arrival=request.prefilled_at_arrival,
             tenant=self._tenants.of(request.tenant) if self._tenants else 0,
             key=self._keys.add(request.routing_key) if self._keys else 0,
@@ -244,6 +246,7 @@ class WaitingQueue:
             shares_prefix=bool(shares),
             tenant=self._tenant(request),
             retractions=request.retractions,
+            deadline_s=request.deadline_s,
         )
 
     def _tenant(self, request: Request) -> int:
@@ -263,6 +266,7 @@ class WaitingQueue:
             page_size=self._page_size,
             tenants=self._tenants.names if self._tenants else (),
             tree=self._matches.tree(spots) if self._matches and self._shows_tree else None,
+            fallbacks=[],
         )
 
     def _settle(self) -> None:

@@ -1,6 +1,7 @@
 """One request as the scheduler knows it."""
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -49,6 +50,8 @@ class Request:
     """Whose request it is."""
     routing_key: str = ""
     """What the client groups requests by; empty: nothing."""
+    deadline_s: float = math.inf
+    """When it must have ended, by the scheduler's clock; infinite: any time."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)

@@ -1,10 +1,10 @@
 """Who makes room when the running requests need more slots than there are, and when a more important one waits."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rtk.schedule.admission import reserve
+from rtk.schedule.admission import Lack, reserve
 from rtk.schedule.request import Request
 from rtk.schedule.settings import Retraction
 
@@ -22,21 +22,41 @@ def retraction_order(
 
     That is: the least important (where `how` is priority), the fewest generated tokens, the longest input, the latest
     arrival. `last`, the arrival number of who was retracted last, comes after everybody of its class: those whom
-    neither the policy nor their importance sets apart. O(n log n).
+    neither the policy nor their importance sets apart. Where the policy has no key for one of them, `()`, its keys are
+    not used: they compare with no other order. O(n log n).
     """
+    listed = list(requests)
+    told = {r.id: policy_key(r) for r in listed} if policy_key else {}
+    if not all(told.values()):
+        told = {}
 
     def key(r: Request) -> tuple[Any, ...]:
         importance = r.priority if how == "priority" else 0
-        return (*(policy_key(r) if policy_key else ()), importance, r.id == last, r.sampled, -r.prompt_len, -r.id)
+        return (*told.get(r.id, ()), importance, r.id == last, r.sampled, -r.prompt_len, -r.id)
 
-    return sorted(requests, key=key)
+    return sorted(listed, key=key)
 
 
-def yields(request: Request, ratio: float) -> tuple[int, float]:
-    """Slots and reserve that retracting a running request gives back at least. O(nodes held)."""
-    lease = request.lease
-    shared = sum(node.size for node in lease.nodes() if node.locks > 1) if lease else 0
-    return request.capacity - shared, ratio * reserve(request)
+def sufficient(order: Iterable[Request], lack: Lack, ratio: float) -> list[Request]:
+    """The first of `order` whose retraction gives a candidate what it lacks; nobody where that of all does not.
+
+    A cached node is given back by the last who holds it, except for what the candidate locks of it. O(nodes held).
+    """
+    current, total, locked = lack
+    victims: list[Request] = []
+    holders: Counter[int] = Counter()
+    for victim in order:
+        victims.append(victim)
+        slots = victim.capacity
+        for node in victim.lease.nodes() if victim.lease else ():
+            holders[node.id] += 1
+            slots -= node.size
+            if holders[node.id] == node.locks:
+                slots += node.size - locked.get(node.id, 0)
+        current, total = current - slots, total - slots - ratio * reserve(victim)
+        if current <= 0 and total < 0:
+            return victims
+    return []
 
 
 class RetractionWatch:

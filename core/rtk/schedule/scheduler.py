@@ -4,6 +4,7 @@ Not thread-safe: it belongs to one thread, which feeds it messages and calls `st
 """
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -145,6 +146,11 @@ class Scheduler:
     # --- messages in --------------------------------------------------------------------------------------------
 
     @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds; what arrivals and time limits are measured by."""
+        return self._clock
+
+    @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self._running.busy or len(self._queue))
@@ -230,6 +236,7 @@ class Scheduler:
         if not prompt_len:
             raise RequestError("the prompt is empty", field="prompt", code="empty_prompt")
         self._arrivals += 1
+        arrival_s = self._clock() if new.arrival_s is None else new.arrival_s
         return Request(
             rid=new.rid,
             id=self._arrivals,
@@ -242,13 +249,14 @@ class Scheduler:
                 prompt_len, params.max_new_tokens, self._limits, self._desk.spoken_for
             ),
             seed=self._rng.getrandbits(63) if params.seed is None else params.seed,
-            arrival_s=self._clock(),
+            arrival_s=arrival_s,
             prefilled_at_arrival=self.counters["prefill_tokens"],
             stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
             match_stop=self._match_stop(params, new.tokens) if params.stop else None,
             pin=pin,
             tenant=new.tenant,
             routing_key=new.routing_key,
+            deadline_s=math.inf if new.deadline_s is None else arrival_s + new.deadline_s,
         )
 
     def _abort(self, rid: str) -> None:
@@ -323,7 +331,7 @@ class Scheduler:
         sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
-            if result is not None and request.status is Status.RUNNING:
+            if result is not None and (row.start < request.fill_len or request.status is Status.RUNNING):
                 prefill = row.q_len if row.start < request.fill_len else 0
                 done.append((request, prefill, row.q_len - prefill))
             try:
@@ -425,6 +433,7 @@ class Scheduler:
         lease = None
         if waiting:
             self._queue.remove(request)
+            self._batches.left()
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
         now = self._clock()

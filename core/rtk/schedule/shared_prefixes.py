@@ -6,6 +6,9 @@ from rtk.cache.key import TOKEN_BYTES, Key, Namespace
 
 Beginning = tuple[Namespace, bytes]
 
+FEW = 64
+"""So many places that are out of date are no matter."""
+
 
 class SharedPrefixes:
     """Waiting requests by their first tokens. The first of each group leads it, the others share its prefix."""
@@ -15,11 +18,12 @@ class SharedPrefixes:
         self._bytes = tokens * TOKEN_BYTES
         self._groups: dict[Beginning, list[int]] = {}  # heaps of places, some of them out of date
         self._of: dict[int, Beginning] = {}
+        self._filed = 0  # places in all heaps
         self.changed: dict[int, bool] = {}
         """Whether each request, by its place, shares a prefix; those that changed since somebody cleared this."""
 
     def add(self, place: int, key: Key) -> None:
-        """One more request waits. O(tokens to compare + log n)."""
+        """One more request waits. O(tokens to compare + log n) amortised."""
         if len(key.tokens) < self._bytes:
             return
         beginning = key.namespace, key.tokens[: self._bytes]
@@ -27,9 +31,19 @@ class SharedPrefixes:
         first = group[0] if group else place
         heapq.heappush(group, place)
         self._of[place] = beginning
+        self._filed += 1
         if place < first:
             self.changed[first] = True
         self.changed[place] = place > first
+        if self._filed > 2 * len(self._of) + FEW:
+            self._refile()
+
+    def _refile(self) -> None:
+        """Drop what is out of date: the first of a group may wait long, while others come and go. O(n log n)."""
+        self._groups.clear()
+        for place in sorted(self._of):
+            self._groups.setdefault(self._of[place], []).append(place)
+        self._filed = len(self._of)
 
     def remove(self, place: int) -> None:
         """It waits no more. O(log n) amortised."""
@@ -42,6 +56,7 @@ class SharedPrefixes:
             return
         while group and self._of.get(group[0]) != beginning:
             heapq.heappop(group)
+            self._filed -= 1
         if group:
             self.changed[group[0]] = False
         else:

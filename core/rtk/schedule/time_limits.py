@@ -26,14 +26,14 @@ class TimeLimits:
 
     def watch(self, request: Request, deadline_s: float | None) -> None:
         """Take an arrival under watch; `deadline_s` counts from there. O(log n) amortised."""
+        if len(self._heap) > self._crowded:  # before it comes: it may not be among the requests yet
+            self._heap = [entry for entry in self._heap if self._late(entry) is not None]
+            heapify(self._heap)
+            self._crowded = 2 * len(self._heap) + 64
         for is_deadline, limit_s in ((False, self._max_wait_s), (True, deadline_s)):
             if limit_s is not None:
                 entry = (request.arrival_s + limit_s, request.id, is_deadline, limit_s, request.rid)
                 heappush(self._heap, entry)
-        if len(self._heap) > self._crowded:
-            self._heap = [entry for entry in self._heap if self._late(entry) is not None]
-            heapify(self._heap)
-            self._crowded = 2 * len(self._heap) + 64
 
     @property
     def next_s(self) -> float:

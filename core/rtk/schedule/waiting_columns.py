@@ -12,14 +12,15 @@ FIRST = 64
 """Rows that there is room for at first."""
 
 FEW = 64
-"""So many rows at most are taken out one by one."""
+"""So many rows at most are taken out one by one, and are left where they are for as long as nobody looks."""
 
 
 class WaitingColumns:
     """One array per fact; `place` is one of them, unique and ascending.
 
-    A new last row is O(1) amortised. What leaves is marked and taken out by the next `settle`, which moves the rows of
-    the shorter side: O(n) at memory speed, once for any number of them. A row elsewhere than at the end is O(n).
+    A new last row is O(1) amortised. What leaves is marked and taken out by the next `settle`, or once it is more than
+    what stays; that moves the rows of the shorter side: O(n) at memory speed, once for any number of them. A row
+    elsewhere than at the end is O(n).
     """
 
     def __init__(self, kinds: dict[str, type]) -> None:
@@ -55,8 +56,10 @@ class WaitingColumns:
             array[at] = facts.get(name, 0)
 
     def remove(self, place: int) -> None:
-        """The row leaves. O(1)."""
+        """The row leaves. O(1) amortised."""
         self._gone.append(place)
+        if len(self._gone) > max(FEW, len(self)):  # nobody may look for long
+            self.settle()
 
     def settle(self) -> None:
         """Take the rows out that have left."""

@@ -110,13 +110,17 @@ class WaitingMatches:
         size: list[int] = []
         node_of = np.zeros(self._spots_made, dtype=np.int64)
         for where, by_position in self._spots.items():
-            node, above = next(iter(by_position.values())).node, -1
-            for step, length in reversed(list(_way(where, node))):
-                if step not in index:
-                    parent.append(above)
-                    size.append(length)
-                above = index.setdefault(step, len(index))
-            node_of[[spot.number for spot in by_position.values()]] = index[where]
+            above, new = -1, []
+            for step, length in _way(where, next(iter(by_position.values())).node):
+                if step in index:
+                    above = index[step]
+                    break
+                new.append((step, length))
+            for step, length in reversed(new):
+                parent.append(above)
+                size.append(length)
+                above = index[step] = len(index)
+            node_of[[spot.number for spot in by_position.values()]] = above
         return TreeView(np.array(parent, np.int64), np.array(size, np.int64), node_of[spots])
 
     # --- the tree's side ----------------------------------------------------------------------------------------

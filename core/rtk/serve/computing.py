@@ -13,7 +13,7 @@ from rtk.schedule.budget import Limits
 from rtk.schedule.executor import Executor
 
 if TYPE_CHECKING:
-    from rtk.model.loader import LoadedModel, ModelFacts
+    from rtk.model.loader import LoadedModel
 
 CHUNK_ON_CPU, CHUNK = 2048, 8192
 """Longest piece of a prompt where none is set, in tokens."""
@@ -47,28 +47,33 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
 
     `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
     """
+    import torch
+
     from rtk.cache.pool import KVPool
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
-    from rtk.model.loader import load_model
+    from rtk.model.loader import load_model, read_outline
     from rtk.model.probe import check_backend, probe
     from rtk.model.runner import ModelRunner
     from rtk.model.thread_executor import ThreadExecutor
 
-    device, trust = _device(config), config.model.trust_remote_code
-    loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
+    device, trust = usable_device(config), config.model.trust_remote_code
     entry = registry.get("attention", config.attention.backend)
     backend = entry.build(config.attention.options())
+    outline = read_outline(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
+    name, page_size = entry.plugin.name, config.cache.page_size
+    check_backend(name, backend.capabilities, outline, torch.device(device), page_size)  # before weights are read
+    loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     needs = probe(loaded)
-    check_backend(entry.plugin.name, backend.capabilities, needs, loaded.device, config.cache.page_size)
-    layout = backend.layout(needs.shape, config.cache.page_size, needs.dtype)
+    check_backend(name, backend.capabilities, needs, loaded.device, page_size)
+    layout = backend.layout(needs.shape, page_size, needs.dtype)
     limits, reason = _limits(config, loaded, layout.bytes_per_slot)
     fuse_layers(loaded)
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
     runner = ModelRunner(loaded, backend, pool, rows=rows, context_length=context)
-    overlap = _overlap(config, loaded.device.type)
+    overlap = overlaps(config, loaded.device.type)
     executor = InlineExecutor(runner, known)
     return Computing(
         # Devices other than CPUs compute by themselves: there it is the host alone that a thread would have to share.
@@ -87,9 +92,9 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
     from rtk.model.memory import check_tables, free_bytes, pool_size
 
     page_size, max_running = config.cache.page_size, config.schedule.max_running
-    context_length = _context_length(config, loaded.facts)
+    longest = context_length(config, loaded.facts.context_length)
     free = free_bytes(loaded.device)
-    check_tables(free, max_running, context_length)
+    check_tables(free, max_running, longest)
     size = pool_size(
         free=free,
         device=loaded.device.type,
@@ -98,26 +103,27 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         bytes_per_slot=bytes_per_slot,
         page_size=page_size,
         max_running=max_running,
-        context_length=context_length,
+        context_length=longest,
     )
     limits = Limits(
-        context_length=context_length,
+        context_length=longest,
         pool_tokens=size.slots,
         page_size=page_size,
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
-        chunk_tokens=_chunk_tokens(config, loaded.device.type),
+        chunk_tokens=chunk_tokens(config, loaded.device.type),
         align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
 
 
-def _overlap(config: Config, device: str) -> bool:
+def overlaps(config: Config, device: str) -> bool:
+    """Whether steps overlap on a device of this type."""
     wanted = config.schedule.overlap
     return device in OVERLAP if wanted is None else wanted
 
 
-def _chunk_tokens(config: Config, device: str) -> int | None:
+def chunk_tokens(config: Config, device: str) -> int | None:
     """Longest piece of a prompt; None where prompts are not cut. Pieces reach from border to border."""
     schedule, page = config.schedule, config.cache.page_size
     piece, align = schedule.chunked_prefill_size, schedule.truncation_align_size or 1
@@ -134,7 +140,7 @@ def _chunk_tokens(config: Config, device: str) -> int | None:
     return piece or max(border, CHUNK_ON_CPU if device == "cpu" else CHUNK)
 
 
-def _device(config: Config) -> str:
+def usable_device(config: Config) -> str:
     """The torch device that `model.device` means here; also sets the number of CPU threads."""
     import torch
 
@@ -153,8 +159,9 @@ def _device(config: Config) -> str:
     return "cpu" if found.device.type == "cpu" else wanted
 
 
-def _context_length(config: Config, facts: "ModelFacts") -> int:
-    wanted, own = config.model.context_length, facts.context_length
+def context_length(config: Config, own: int | None) -> int:
+    """The longest sequence that is served, of a model that was made for `own` tokens."""
+    wanted = config.model.context_length
     length = own if wanted is None else wanted
     if length is None:
         raise ConfigError("the model's files name no context length; set model.context_length")

@@ -11,9 +11,9 @@ SIZES = 8
 """Pieces of a prompt whose sizes are listed."""
 
 _FOR: dict[Cause, str] = {
-    "step": "the step under way",
+    "step": "the next step",
     "kv": "KV capacity",
-    "rows": "a request row",
+    "rows": "a request row (schedule.max_running)",
     "input": "the prompt tokens of a step (schedule.max_prefill_tokens)",
     "chunk": "the prompt tokens of a step (schedule.chunked_prefill_size)",
     "alignment": "a step with room for a whole piece",
@@ -95,7 +95,7 @@ def _refused(attempt: AttemptRecord) -> str:
 
 
 def _behind(t: Timeline) -> str:
-    if t.behind is None:
+    if t.behind is None or t.behind.seconds < LEAST_S:
         return ""
     stood = "It has stood" if t.state == "waiting" else "It stood"
     why = "whose prompt was cut" if t.behind.cause == "cut" else f"which waited for {_FOR[t.behind.cause]}"

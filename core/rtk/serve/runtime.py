@@ -12,8 +12,6 @@ from rtk.config.models import Config
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
 from rtk.plugin.host import installed
-from rtk.plugin.info import Options
-from rtk.plugin.registry import Registered
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
 from rtk.schedule.scheduler import Reports, Scheduler
@@ -47,7 +45,7 @@ class Runtime:
     ) -> None:
         """Starts the scheduler's thread. `feeds`: the observers, which end with the engine."""
         self.config = config
-        policies = _policies(config)
+        policies = build_policies(config)
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=computing.vocab_size,
@@ -85,7 +83,7 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
     from rtk.model.store import resolve_model
     from rtk.serve.computing import load
 
-    feeds = Feeds(_observers(config))  # the quickest to fail
+    feeds = start_observers(config)  # the quickest to fail
     try:
         with fetching() as progress:
             folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
@@ -99,12 +97,14 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
     return runtime
 
 
-def _observers(config: Config) -> list[tuple[Registered, Options]]:
+def start_observers(config: Config) -> Feeds:
+    """Start the chosen observers, each in a process of its own. Raises `PluginError`."""
     section = config.observe
-    return [(installed().get("observer", name), section.options(name)) for name in section.all_chosen]
+    return Feeds((installed().get("observer", name), section.options(name)) for name in section.all_chosen)
 
 
-def _policies(config: Config) -> Policies:
+def build_policies(config: Config) -> Policies:
+    """Import and build the chosen policies. Raises `PluginError`."""
     registry = installed()
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
@@ -115,7 +115,7 @@ def _policies(config: Config) -> Policies:
         schedule=schedule.build(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         schedule_requires=schedule.plugin.requires,
-        read_priority="priority" in evicts.facts | schedule.plugin.requires,
+        read_priority="priority" in evicts.facts | schedule.plugin.requires | {config.schedule.retraction},
         read_routing_key="routing_key" in schedule.plugin.requires,
     )
 

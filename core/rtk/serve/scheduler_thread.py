@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from rtk.schedule.messages import Inbound, NewRequest, Outbound, Question, Refused, Verdict
 from rtk.schedule.scheduler import Scheduler
 from rtk.serve.protocol import Vitals
@@ -33,6 +35,7 @@ class SchedulerThread:
     def __init__(self, scheduler: Scheduler, deliver: Deliver, after_step: AfterStep | None = None) -> None:
         self._after_step = after_step
         self._scheduler = scheduler
+        self._clock = scheduler.clock
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Inbound | None] = queue.SimpleQueue()
         self._health = scheduler.health
@@ -55,7 +58,12 @@ class SchedulerThread:
         self._thread.start()
 
     def send(self, message: Inbound) -> None:
-        """Hand a message to the scheduler; from any thread. Never blocks."""
+        """Hand a message to the scheduler; from any thread. Never blocks.
+
+        A request arrives here, not when the step under way has ended and it is taken in.
+        """
+        if isinstance(message, NewRequest):
+            message = replace(message, arrival_s=self._clock())
         self._inbox.put(message)
 
     def stop(self, timeout: float = 30.0) -> None:

@@ -29,7 +29,7 @@ class Lpm(SchedulePolicy):
     def rank(self, columns: Columns, ctx: ScheduleContext) -> tuple[NDArray[np.generic], ...]:
         turn, limit = self._turns.key(columns, ctx), self._options.fallback_above
         if limit is not None and len(columns) > limit:
-            ctx.fallbacks.append(f"lpm orders by arrival: {len(columns)} requests wait, fallback_above is {limit}")
+            ctx.fallbacks.append(f"lpm orders by arrival while more than {limit} requests wait (fallback_above)")
             return (columns.id,)
         if self._options.in_batch_defer is None:
             return turn, -columns.hit_len

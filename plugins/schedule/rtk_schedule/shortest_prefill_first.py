@@ -1,8 +1,9 @@
 """Shortest prefill first: the fewest tokens to compute first, for early first tokens.
 
 That is |prompt| + |output kept after a retraction| - matched in all tiers. Waiting requests age: each token that the
-engine has prefilled since a request arrived counts 1 / `age` of a token less. So once the engine has prefilled `age`
-times as many tokens as the request has uncached ones, no later arrival goes before it. Ties: order of arrival.
+engine has prefilled since a request arrived counts 1 / `age` of a token less. So nobody goes before a request who
+arrives after the engine has prefilled `age` times as many tokens as it has uncached ones; shorter ones that arrived
+until then do. Ties: order of arrival.
 
 A prompt that is computed in pieces leaves room in each step to the waiting requests that are shorter than what is left
 of it, in whole pages, until it has aged so much that it goes before them.

@@ -19,13 +19,14 @@ from pydantic import Field
 
 from rtk.plugin import Columns, Options, Plugin, Progress, RequestView, ScheduleContext, SchedulePolicy, hookimpl
 
+Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""Sums of such prices stay finite, however long the engine runs."""
+
 
 class VtcOptions(Options):
-    input_weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="price of a prompt token that is computed")
-    output_weight: float = Field(2.0, gt=0, allow_inf_nan=False, description="price of a token that is generated")
-    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        {}, description="shares of tenants by name; 1 for who is not named"
-    )
+    input_weight: Weight = Field(1.0, description="price of a prompt token that is computed")
+    output_weight: Weight = Field(2.0, description="price of a token that is generated")
+    weights: dict[str, Weight] = Field({}, description="shares of tenants by name; 1 for who is not named")
 
 
 class Vtc(SchedulePolicy):
@@ -48,7 +49,7 @@ class Vtc(SchedulePolicy):
             counter[tenant] = self._counters[tenant]
         by_tenant = np.argsort(columns.tenant, kind="stable")
         owner = columns.tenant[by_tenant]
-        charge = columns.uncached_len[by_tenant] * price[owner]
+        charge = (columns.prompt_len + columns.output_len)[by_tenant] * price[owner]
         before = np.cumsum(charge) - charge
         begins = np.searchsorted(owner, owner)  # where the tenant of each begins
         key = np.empty(len(columns))

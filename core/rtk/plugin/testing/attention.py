@@ -1,11 +1,4 @@
-"""The contract of attention backends as checks, with a dense float64 oracle; for plugin authors and for rtk itself.
-
-    @pytest.mark.parametrize("check", checks(), ids=str)
-    def test_contract(check):
-        try:
-            check(MyBackend(MyOptions()))
-        except NotApplicable as reason:
-            pytest.skip(str(reason))
+"""The contract suite of attention backends: `CHECKS`, with a dense float64 oracle.
 
 Every slot that no query may see holds NaN throughout, those of the page of slot 0 included.
 """
@@ -21,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rtk.plugin.attention import DTYPE_BYTES, FEATURES, AttentionBackend, BatchView, KVShape, LayerCall, Workspace
+from rtk.plugin.testing.check import Check, NotApplicable
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest difference to the oracle, by type; the outputs are of size 1."""
@@ -28,10 +22,6 @@ TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-
 GQA = KVShape(layers=1, kv_heads=2, head_dim=16, v_head_dim=16, q_heads=6)
 MIXED = ((1, 1), (1, 40), (7, 7), (5, 23), (1, 3), (1, 39), (30, 75), (1, 64))
 """Rows as (q_len, kv_len): decoding, cold prefill and later chunks, in no order."""
-
-
-class NotApplicable(Exception):  # noqa: N818 - an answer, not a failure
-    """A check does not concern this backend, or not on this machine. Says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,20 +290,6 @@ def _mixed(backend: AttentionBackend) -> Scene:
     return Scene(backend, Case(name="mixed", page_size=_pages(backend)[-1]))
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check of the contract: call it with a backend. Raises `AssertionError` or `NotApplicable`."""
-
-    name: str
-    run: Callable[[AttentionBackend], None]
-
-    def __call__(self, backend: AttentionBackend) -> None:
-        self.run(backend)
-
-    def __str__(self) -> str:
-        return self.name
-
-
 def check_declaration(backend: AttentionBackend) -> None:
     """Capabilities use the words that the host knows."""
     declared = backend.capabilities
@@ -415,26 +391,47 @@ def check_layers(backend: AttentionBackend) -> None:
             scene.assert_close(got, scene.expected(row), f"layer {scene.layer}, row {row}")
 
 
-def _oracle_check(case: Case) -> Check:
+def _oracle_check(case: Case) -> Callable[[AttentionBackend], None]:
     def run(backend: AttentionBackend) -> None:
+        """Every row equals dense attention in float64, within the tolerance of the type."""
         scene = Scene(backend, case)
         for row, got in enumerate(scene.run()):
             scene.assert_close(got, scene.expected(row), f"row {row} {case.rows[row]}")
 
-    return Check(f"equals the oracle: {case.name}", run)
+    return run
 
 
-def checks() -> list[Check]:
-    """The whole contract."""
-    return [
-        Check("declares known things", check_declaration),
-        Check("layout", check_layout),
-        Check("fingerprint", check_fingerprint),
-        Check("write touches its slots only", check_write),
-        Check("reads visible slots only", check_only_visible_slots_are_read),
-        Check("reads every visible slot", check_every_visible_slot_is_read),
-        Check("does not depend on neighbours", check_neighbours),
-        Check("does not depend on earlier steps", check_earlier_steps),
-        Check("serves every layer by one plan", check_layers),
-        *map(_oracle_check, CASES),
-    ]
+def any_batch_equals_the_oracle(backend: AttentionBackend) -> None:
+    """Hypothesis looks for a batch whose answers are not the oracle's."""
+    from hypothesis import given
+
+    from rtk.plugin.testing.strategies import batches, few
+
+    @few(25)
+    @given(batches())
+    def search(found: tuple[tuple[tuple[int, int], ...], bool, int]) -> None:
+        rows, scattered, seed = found
+        page = _pages(backend)[seed % len(_pages(backend))]
+        _oracle_check(Case(name=f"{rows} {seed}", rows=rows, scattered=scattered, page_size=page))(backend)
+
+    search()
+
+
+def _check(name: str, run: Callable[[AttentionBackend], None], *, quick: bool = True) -> Check:
+    return Check(name, lambda subject: run(subject()), quick, " ".join((run.__doc__ or "").split()))
+
+
+CHECKS: tuple[Check, ...] = (
+    _check("declares known things", check_declaration),
+    _check("layout", check_layout),
+    _check("fingerprint", check_fingerprint),
+    _check("write touches its slots only", check_write),
+    _check("reads visible slots only", check_only_visible_slots_are_read),
+    _check("reads every visible slot", check_every_visible_slot_is_read, quick=False),
+    _check("does not depend on neighbours", check_neighbours),
+    _check("does not depend on earlier steps", check_earlier_steps),
+    _check("serves every layer by one plan", check_layers),
+    *(_check(f"equals the oracle: {case.name}", _oracle_check(case)) for case in CASES),
+    _check("any batch equals the oracle", any_batch_equals_the_oracle, quick=False),
+)
+"""The whole contract."""

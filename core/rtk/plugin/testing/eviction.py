@@ -1,11 +1,11 @@
-"""The contract suite of eviction policies: `CHECKS`, each a function of a factory that builds a fresh policy.
+"""The contract suite of eviction policies: `CHECKS`.
 
 A policy passes when its keys are stable and total, depend on nothing but the declared facts and what it was told, and
 when evicting by the host's heap gives the same log as sorting every leaf anew at each eviction.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from rtk.cache.slots import SlotAllocator
 from rtk.cache.tree import PrefixCache
 from rtk.plugin.eviction import FACTS, EvictionPolicy, NodeView
 from rtk.plugin.guard import GuardedEviction, Health
+from rtk.plugin.testing import trace
+from rtk.plugin.testing.check import Check, Factory, Watch, another_day, named
 
-Factory = Callable[[], EvictionPolicy]
-Check = Callable[[Factory], None]
 Log = list[tuple[int, ...]]
 """Evictions in order, each as the tokens from the root to the end of the node."""
 
@@ -37,13 +37,15 @@ def _views(count: int, seed: int = 0) -> list[NodeView]:
 
 
 def keys_are_stable(factory: Factory) -> None:
-    """The same facts give the same key, and keys of any two nodes can be compared."""
+    """The same facts give the same key, on any day, and keys of any two nodes can be compared."""
     policy = factory()
     views = _views(50)
     for view in views:
         policy.on_insert(view)
     keys = [policy.key(view) for view in views]
     assert keys == [policy.key(view) for view in views], "key() answers differently when asked again"
+    with another_day(policy):
+        assert keys == [policy.key(view) for view in views], "key() answers differently on another day"
     assert all(type(key) is tuple and key for key in keys), "key() must answer a non-empty tuple"
     assert len(sorted(keys)) == 50, "keys must be sortable"
     assert all(part == part for key in keys for part in key), "a key has a NaN"
@@ -67,27 +69,86 @@ def the_heap_equals_a_full_sort(factory: Factory) -> None:
 
 
 def replays_are_equal(factory: Factory) -> None:
-    """The same operations twice give one log: nothing depends on a clock, on hashing or on identity."""
-    first, second = (replay(factory(), operations=400) for _ in range(2))
+    """The same operations twice give one log: nothing depends on a clock, or on what an earlier policy was told."""
+    first = replay(factory(), operations=400)
+    again = factory()
+    with another_day(again):
+        second = replay(again, operations=400)
     assert first, "nothing was evicted"
     assert first == second, "two replays evicted differently"
 
 
 def no_fault_while_serving(factory: Factory) -> None:
     """The host's guard never has to step in."""
-    health = Health()
+    watch = Watch()
     for page_size in PAGES:
-        replay(factory(), operations=400, page_size=page_size, health=health)
-    assert not health.degraded, f"the guard replaced the policy: {dict(health.faults)}"
+        replay(factory(), operations=400, page_size=page_size, health=watch)
+    watch.assert_none()
+
+
+def a_trace_is_replayed(factory: Factory) -> None:
+    """300 requests of growing conversations, through pools of three sizes: no fault, no more hits than are possible."""
+    requests, watch = trace.conversations(), Watch()
+    best = trace.replay(requests, 1 + sum(len(request.blocks) for request in requests), factory(), watch)
+    for pool in (60, 200, 600):
+        outcome = trace.replay(requests, pool, factory(), watch)
+        assert outcome.hit <= best.hit, f"a pool of {pool} blocks hits more than one without end"
+    watch.assert_none()
+
+
+def any_nodes_have_keys(factory: Factory) -> None:
+    """Hypothesis looks for nodes whose keys raise, do not compare, or change with a fact that is not declared."""
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    from rtk.plugin.testing.strategies import few, node_views
+
+    @few(40)
+    @given(st.lists(node_views(), min_size=2, max_size=6, unique_by=lambda view: view.id), node_views())
+    def search(views: list[NodeView], other: NodeView) -> None:
+        watch = Watch()
+        policy = factory()
+        guarded = GuardedEviction(policy, "under test", watch)
+        for view in views:
+            if guarded.on_insert:
+                guarded.on_insert(view)
+        keys = [guarded.key(view) for view in views]
+        watch.assert_none()
+        for key, view in sorted(zip(keys, views, strict=True)):
+            changed = view._replace(**{fact: getattr(other, fact) for fact in FACTS - policy.facts})
+            assert guarded.key(changed) == key, f"{view} and {changed} differ in facts that are not declared only"
+        watch.assert_none()
+
+    search()
+
+
+def any_requests_evict_as_a_full_sort_would(factory: Factory) -> None:
+    """Hypothesis looks for requests after which the heap and a full sort of the leaves choose different victims."""
+    from hypothesis import given
+
+    from rtk.plugin.testing.strategies import few, requests
+
+    @few(40)
+    @given(requests())
+    def search(prompts: list[list[int]]) -> None:
+        watch = Watch()
+        serve(factory(), prompts, pool=24, health=watch, sort_anew=True)
+        watch.assert_none()
+
+    search()
 
 
 CHECKS: tuple[Check, ...] = (
-    keys_are_stable,
-    facts_are_declared,
-    the_heap_equals_a_full_sort,
-    replays_are_equal,
-    no_fault_while_serving,
+    named(keys_are_stable),
+    named(facts_are_declared),
+    named(the_heap_equals_a_full_sort, quick=False),
+    named(replays_are_equal),
+    named(no_fault_while_serving),
+    named(a_trace_is_replayed),
+    named(any_nodes_have_keys, quick=False),
+    named(any_requests_evict_as_a_full_sort_would, quick=False),
 )
+"""The whole contract."""
 
 
 def replay(
@@ -104,15 +165,30 @@ def replay(
     With `sort_anew`, every victim is compared with the first of all unlocked leaves, sorted by the policy's key of now.
     """
     rng = random.Random(seed)
-    guarded = GuardedEviction(policy, "under test", health or Health())
-    allocator = SlotAllocator(POOL, page_size)
+    prompts = ((_sequence(rng), rng.randint(0, 3)) for _ in range(operations))
+    tokens, priorities = zip(*prompts, strict=True)
+    return serve(policy, tokens, priorities, page_size=page_size, sort_anew=sort_anew, health=health)
+
+
+def serve(
+    policy: EvictionPolicy,
+    prompts: Sequence[Sequence[int]],
+    priorities: Sequence[int] | None = None,
+    *,
+    pool: int = POOL,
+    page_size: int = 1,
+    sort_anew: bool = False,
+    health: Health | None = None,
+) -> Log:
+    """Drive a real cache of `pool` tokens with these prompts, one after the other; see `replay`."""
+    guarded = GuardedEviction(policy, "under test", health or Watch())
+    allocator = SlotAllocator(pool, page_size)
     cache = PrefixCache(allocator, guarded)
     log: Log = []
-    for _ in range(operations):
-        tokens = _sequence(rng)
+    for tokens, priority in zip(prompts, priorities or [0] * len(prompts), strict=True):
         tokens = tokens[: len(tokens) - len(tokens) % page_size]
         key = Key(DEFAULT_NAMESPACE, pack(tokens))
-        lease = cache.acquire(key, cache.peek(key, limit=len(tokens) - 1), rng.randint(0, 3))
+        lease = cache.acquire(key, cache.peek(key, limit=len(tokens) - 1), priority)
         lacking = len(tokens) - lease.length
         while allocator.free < lacking:
             log.append(_evict_one(cache, policy if sort_anew else None))

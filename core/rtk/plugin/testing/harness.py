@@ -43,8 +43,11 @@ class Harness:
     max_running: int = 8
     max_prefill_tokens: int = 16384
     chunk_tokens: int | None = None
+    align_tokens: int = 1
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
+    schedule_requires: frozenset[str] = frozenset(CAPABILITIES)
+    """What a policy that is given as an object requires; of one that is named, its description says so."""
     cache_enabled: bool = True
     conservativeness: float = 1.0
     mixed_chunk: bool = False
@@ -74,6 +77,7 @@ class Harness:
             max_running=self.max_running,
             max_prefill_tokens=self.max_prefill_tokens,
             chunk_tokens=self.chunk_tokens,
+            align_tokens=self.align_tokens,
         )
         self.executor = ScriptedExecutor(
             self.script,
@@ -108,7 +112,7 @@ class Harness:
         if isinstance(eviction, str):
             entry = installed().get("eviction", eviction)
             eviction = entry.build(entry.plugin.options())
-        requires = frozenset(CAPABILITIES) - (frozenset() if self.cache_enabled else NEED_CACHE)
+        requires = self.schedule_requires - (frozenset() if self.cache_enabled else NEED_CACHE)
         if isinstance(schedule, str):
             entry = installed().get("schedule", schedule)
             requires = entry.plugin.requires

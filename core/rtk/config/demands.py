@@ -1,0 +1,70 @@
+"""What a configuration demands of this installation: plugins that it chooses, and distributions that it requires."""
+
+from collections.abc import Iterator, Mapping
+
+from rtk.config.keys import as_text
+from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field
+from rtk.config.sources import DEFAULT, Given
+from rtk.errors import PluginError
+from rtk.plugin.info import CAPABILITIES, NEED_CACHE
+from rtk.plugin.registry import Registry
+
+
+def plugin_problems(config: Config, given: Mapping[str, Given], registry: Registry) -> Iterator[str]:
+    """Every chosen plugin must be installed, be configurable, and find what it requires switched on."""
+    off = _switched_off(config, given)
+    for name in PLUGIN_SECTIONS:
+        section: PluginSection = getattr(config, name)
+        path = f"{name}.{section.choice}"
+        one = _given(given, path, getattr(section, section.choice))
+        for chosen in section.all_chosen:
+            for problem in _choice_problems(name, section, chosen, off, registry):
+                yield one.told(path, problem)
+
+
+def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator[str]:
+    """Every required distribution must be installed, in a version that will do."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name, wanted in config.plugins.require.items():
+        from packaging.specifiers import SpecifierSet
+
+        one = _given(given, "plugins.require", config.plugins.require)
+        entry = Given(wanted, repr(wanted), one.inside.get((name,), one.source), one.in_file)
+        install = f"pip install '{name}{wanted}'"
+        try:
+            found = version(name)
+        except (PackageNotFoundError, ValueError):
+            yield entry.told(f"plugins.require.{name}", f"it is not installed; {install}")
+        else:
+            if not SpecifierSet(wanted).contains(found, prereleases=True):
+                yield entry.told(f"plugins.require.{name}", f"{found} is installed; {install}")
+
+
+def _given(given: Mapping[str, Given], path: str, value: object) -> Given:
+    return given.get(path) or Given(value, repr(value), DEFAULT)
+
+
+def _switched_off(config: Config, given: Mapping[str, Given]) -> dict[str, str]:
+    """The capabilities that this configuration takes away from plugins, and what does it."""
+    if config.cache.disable:
+        source = _given(given, "cache.disable", True).source
+        return dict.fromkeys(NEED_CACHE, f"cache.disable = {as_text(config.cache.disable)} ({source})")
+    return {}
+
+
+def _choice_problems(
+    name: str, section: PluginSection, chosen: str, off: Mapping[str, str], registry: Registry
+) -> Iterator[str]:
+    try:
+        entry = registry.get(section.kind, chosen)
+    except PluginError as error:
+        yield str(error)
+        return
+    if not hasattr(section, options_field(chosen)):
+        yield f"{name}.{chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
+    if lacking := sorted(entry.plugin.requires & off.keys()):
+        what = " and ".join(f"{capability} ({CAPABILITIES[capability]})" for capability in lacking)
+        yield (
+            f"requires {what}, which {off[lacking[0]]} switches off; drop that, or choose another {section.kind} plugin"
+        )

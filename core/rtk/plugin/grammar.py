@@ -1,0 +1,140 @@
+"""The grammar contract: a backend compiles what an answer must look like, and says which tokens may come next.
+
+The host keeps everything else: it normalises what clients send, asks `judge`, compiles in workers, keeps what was
+compiled, owns the mask and samples. No answer is constrained yet: contract, suite and toy come first.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SPEC_KINDS: dict[str, str] = {
+    "choice": "a JSON array of texts, of which the answer is one",
+    "ebnf": "a grammar in extended Backus-Naur form; its start is `root`",
+    "json_schema": "a JSON Schema that the answer, a JSON text, is valid under",
+    "regex": "a regular expression that the whole answer matches",
+}
+"""What may be asked for, and what the text of each is."""
+
+WORD = 32
+"""Tokens of one word of the mask."""
+
+
+class Spec(NamedTuple):
+    """What an answer must look like: a kind of `SPEC_KINDS`, and its text as the host normalised it."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a backend makes of a spec, before anything is compiled."""
+
+    verdict: Literal["exact", "narrowed", "refused"]
+    reasons: tuple[str, ...] = ()
+    """One line each; none for `exact`. A client gets to read them."""
+
+    @classmethod
+    def exact(cls) -> "Judgement":
+        """Just the texts that the spec describes can be generated."""
+        return cls("exact")
+
+    @classmethod
+    def narrowed(cls, *reasons: str) -> "Judgement":
+        """Whatever is generated is as the spec says, but not everything that it allows can be."""
+        return cls("narrowed", reasons)
+
+    @classmethod
+    def refused(cls, *reasons: str) -> "Judgement":
+        """The spec is malformed, or more than the backend can promise to keep."""
+        return cls("refused", reasons)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """The tokens of a model. There is one such object for each tokenizer: what is made of it may be kept with it."""
+
+    tokens: Sequence[bytes]
+    """The bytes of each token id; none for special tokens, which no grammar allows but for those of `ends`."""
+    ends: frozenset[int]
+    """The tokens that end an answer."""
+
+    @property
+    def words(self) -> int:
+        """Words of a row of the mask."""
+        return -(-len(self.tokens) // WORD)
+
+
+class Matcher(ABC):
+    """Where one answer stands in its grammar. Used from one thread at a time."""
+
+    max_rollback: int
+    """How many tokens `rollback` can take back at least; 0 for none."""
+
+    @abstractmethod
+    def accept(self, token: int) -> bool:
+        """Go on by a token. False, and nothing changed, where the grammar does not allow it here.
+
+        After an end token nothing is allowed any more.
+        """
+
+    @abstractmethod
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens that were accepted, at most `max_rollback`; never more than there are."""
+
+    @abstractmethod
+    def fork(self) -> "Matcher":
+        """Another matcher in the same place, with the same past. What happens to one does not touch the other."""
+
+    def forced(self) -> bytes:
+        """Bytes that every allowed answer goes on with from here; may be fewer than there are, or none."""
+        return b""
+
+
+class GrammarBackend(ABC):
+    """Compiles grammars. Built once with its options."""
+
+    spec_kinds: ClassVar[frozenset[str]]
+    """Of `SPEC_KINDS`: what it understands. It is asked about no other."""
+
+    @abstractmethod
+    def judge(self, spec: Spec) -> Judgement:
+        """What this backend makes of `spec`, malformed ones included. Pure, and quick: called for each new spec.
+
+        Imports no library that compiles: a configuration and a client's request are judged without one.
+        """
+
+    @abstractmethod
+    def compile(self, spec: Spec, vocabulary: Vocabulary) -> Matcher:
+        """A new matcher, at the start of an answer, for a spec that was not refused.
+
+        Called from several threads at once. The host keeps it for all requests with this spec: each gets a fork.
+        """
+
+    @abstractmethod
+    def fill_batch(self, matchers: Sequence[Matcher], mask: NDArray[np.int32], rows: Sequence[int]) -> None:
+        """Write which tokens each matcher allows next into its row of `mask`, and touch no other row.
+
+        `mask` is [B, vocabulary.words]: bit i of word w is token WORD * w + i, and set where that is allowed; bits that
+        stand for no token are 0. A token is allowed iff some answer that the grammar allows goes on with all its bytes,
+        an end token iff the answer may end here. So a row of zeros is a dead end. Called once for each token of each
+        request, never for a matcher that has accepted an end.
+        """
+
+
+def write_row(row: NDArray[np.int32], allowed: Iterable[int]) -> None:
+    """Make a row of the mask allow these tokens, and no others."""
+    bits = np.zeros(len(row) * WORD, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    row[:] = np.packbits(bits, bitorder="little").view("<i4")
+
+
+def read_row(row: NDArray[np.int32]) -> list[int]:
+    """The tokens that a row of the mask allows."""
+    found: list[int] = np.flatnonzero(np.unpackbits(row.astype("<i4").view(np.uint8), bitorder="little")).tolist()
+    return found

@@ -1,0 +1,65 @@
+"""`rtk serve --dry-run`: everything that a start does before it reads weights, and what it would run with."""
+
+from collections.abc import Iterator
+
+from rtk.config.keys import as_text
+from rtk.config.load import LoadedConfig
+from rtk.config.models import PLUGIN_SECTIONS, Config
+from rtk.config.sources import DEFAULT
+from rtk.plugin.registry import Registry
+from rtk.serve.computing import chunk_tokens, context_length, overlaps, usable_device
+from rtk.serve.runtime import build_policies, start_observers
+
+
+def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
+    """Lines that say what would run. Fetches nothing and takes no port.
+
+    How many tokens the KV pool holds, and whether the model's attention is one that the backend computes, shows only
+    with the weights. Raises `RtkError` where the start would fail before them.
+    """
+    config = loaded.config
+    build_policies(config)
+    start_observers(config).close()
+    lines = [*_model(config, registry), *_plugins(config, registry)]
+    serve = config.serve
+    host = f"[{serve.host}]" if ":" in serve.host else serve.host
+    lines.append(f"address: http://{host}:{serve.port}" + (" (any free port)" if serve.port == 0 else ""))
+    given = [(key.path, value, source) for key, value, source in loaded.rows() if source != DEFAULT]
+    return [*lines, *(f"{path} = {as_text(value)}  # {source}" for path, value, source in given)]
+
+
+def _model(config: Config, registry: Registry) -> Iterator[str]:
+    import torch
+
+    from rtk.model.loader import read_outline
+    from rtk.model.probe import check_backend
+    from rtk.model.store import find_model
+    from rtk.serve.tokenizer import Tokenizer
+
+    model = config.model
+    entry = registry.get("attention", config.attention.backend)
+    backend = entry.build(config.attention.options())
+    device = usable_device(config)
+    folder = find_model(model.path, cache_dir=model.cache_dir)
+    if folder is None:
+        yield f"model: {model.path}, to be fetched; device {device}"
+        return
+    Tokenizer.load(folder)
+    outline = read_outline(folder, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
+    check_backend(entry.plugin.name, backend.capabilities, outline, torch.device(device), config.cache.page_size)
+    longest = context_length(config, outline.context_length)
+    yield f"model: {folder}: {outline.kind}, {outline.dtype or 'type of its weights'} on {device}"
+    kind = torch.device(device).type
+    piece = chunk_tokens(config, kind)
+    cut = "prompts are not cut" if piece is None else f"prompts in pieces of {piece:,} tokens"
+    steps = "overlapping steps" if overlaps(config, kind) else "steps one after the other"
+    yield f"sizes: up to {config.schedule.max_running} requests of {longest:,} tokens, {cut}, {steps}"
+
+
+def _plugins(config: Config, registry: Registry) -> Iterator[str]:
+    for section in (getattr(config, name) for name in PLUGIN_SECTIONS):
+        for chosen in section.all_chosen:
+            entry = registry.get(section.kind, chosen)
+            options = ", ".join(f"{option} = {as_text(value)}" for option, value in section.options(chosen))
+            origin = f"{entry.origin.distribution} {entry.origin.version}"
+            yield f"{section.kind}: {entry.plugin.name} of {origin}" + (f" ({options})" if options else "")

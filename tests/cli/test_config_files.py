@@ -1,0 +1,482 @@
+"""`rtk config check | init | schema | diff | lock`, `rtk serve --locked` and `--dry-run`."""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from rtk.config.keys import KeyTable, walk
+from rtk.config.load import load_files
+from rtk.config.lock import check_lock, lock_text
+from rtk.config.models import Config
+from rtk.config.schema import json_schema
+from rtk.config.tree import config_model
+from rtk.config.written import as_toml, as_yaml, toml_template, yaml_template
+from rtk.config.yaml_file import read_yaml
+from rtk.errors import ConfigError
+from rtk.plugin import AttentionBackend, Capabilities, Options, Plugin
+from rtk.plugin.host import installed
+from rtk.plugin.registry import Origin, Registered, Registry
+from rtk.plugin.testing.toys import RecorderOptions
+from rtk_cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rtk(*args: str) -> tuple[int, list[str], list[str]]:
+    result = CliRunner().invoke(app, args)
+    return result.exit_code, result.stdout.splitlines(), result.stderr.splitlines()
+
+
+def write(text: str, name: str = "rtk.toml") -> str:
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+class Knobs(Options):
+    token: SecretStr = SecretStr("s3cret")
+    folder: Path = Path("x")
+    made: Callable[[], int] | None = None
+    limit: int | None = None
+
+
+def with_knobs(name: str) -> Registered:
+    return Registered(
+        Plugin(kind="eviction", name=name, summary="s", target="m:C", options=Knobs), Origin("e", "x", "1")
+    )
+
+
+WITH_KNOBS = Registry([*installed().all(), with_knobs("fast-lru"), with_knobs("slow-lru")])
+
+
+class Narrow(AttentionBackend):
+    """A backend that takes one size of pages."""
+
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset({"float32"}), page_sizes=frozenset({64}))
+
+    def __init__(self, options: Options) -> None:
+        pass
+
+    layout = write = plan = forward = None  # type: ignore[assignment]
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_prints_problems_in_the_order_of_the_lines_and_exits_with_1() -> None:
+    file = write("[serve]\nport = 70000\n[cache]\npage_sise = 16\n[eviction]\npolicy = 'slur'\n")
+    code, out, err = rtk("config", "check", file)
+    assert (code, err) == (1, [])
+    assert out[0] == "rtk.toml:2: serve.port = 70000: must be an integer from 0 to 65535"
+    assert out[1] == "rtk.toml:4: unknown key 'cache.page_sise'; did you mean cache.page_size?"
+    assert out[2].startswith("rtk.toml:6: eviction.policy = 'slur': unknown eviction plugin 'slur'; installed: fifo, ")
+    assert out[2].endswith("; did you mean 'slru'?")
+    assert len(out) == 3
+
+
+def test_check_looks_at_each_file_alone_or_at_all_together() -> None:
+    one, two = write("[cache]\ndisable = true\n", "a.toml"), write("[schedule]\npolicy = 'hrrn'\n", "b.toml")
+    assert rtk("config", "check", one, two) == (0, ["a.toml: ok", "b.toml: ok"], [])
+    code, out, _ = rtk("config", "check", "--together", one, two)
+    assert code == 1
+    assert out[0].startswith("b.toml:2: schedule.policy = 'hrrn': requires prefix_match ")
+    assert "cache.disable = true (a.toml:2) switches off" in out[0]
+    assert rtk("config", "check", "--together", one, write("[schedule]\n", "c.toml"))[1] == ["a.toml + c.toml: ok"]
+
+
+def test_check_reads_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTK_CACHE__PAGE_SIZE", "wrong")
+    assert rtk("config", "check", write("")) == (0, ["rtk.toml: ok"], [])
+
+
+def test_check_can_pass_unknown_keys_over(caplog: pytest.LogCaptureFixture) -> None:
+    assert rtk("config", "check", write("colour = 1\n"), "--allow-unknown")[:2] == (0, ["rtk.toml: ok"])
+    assert caplog.messages == ["rtk.toml:1: unknown key 'colour'; see 'rtk config show'"]
+
+
+def test_one_bad_file_does_not_hide_another() -> None:
+    assert rtk("config", "check", write("a", "a.toml"), write("", "b.toml"), "c.toml") == (
+        1,
+        [
+            "a.toml:1: is not valid TOML: Expected '=' after a key in a key/value pair",
+            "b.toml: ok",
+            "c.toml: cannot be read: No such file or directory",
+        ],
+        [],
+    )
+
+
+# --- init -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rtk.toml", "other.yaml", "other.yml"])
+def test_a_new_file_changes_nothing_and_has_every_key(name: str) -> None:
+    assert rtk("config", "init", name) == (0, [f"wrote {name}"], [])
+    assert rtk("config", "check", name)[0] == 0
+    loaded = load_files(installed(), [Path(name)])
+    assert set(loaded.sources.values()) == {"default"}
+
+    active = re.sub(r"^( *)#(\w+ ?[:=])", r"\1\2", Path(name).read_text(), flags=re.MULTILINE)
+    loaded_too = load_files(installed(), [Path(write(active, f"active-{name}"))])
+    assert loaded_too.config == loaded.config
+    assert "default" not in loaded_too.sources.values()
+
+
+def test_a_new_file_says_what_each_key_means() -> None:
+    rtk("config", "init")
+    text = Path("rtk.toml").read_text()
+    for key in walk(config_model(installed())):
+        assert f"# {' '.join(key.description.split())} ({key.allowed})\n#{key.path.rpartition('.')[2]} = " in text
+
+
+def test_a_file_that_is_there_is_kept() -> None:
+    write("[serve]\nport = 5\n")
+    assert rtk("config", "init") == (1, [], ["error: rtk.toml is there already; --force replaces it"])
+    assert Path("rtk.toml").read_text() == "[serve]\nport = 5\n"
+    assert rtk("config", "init", "--force")[0] == 0
+    assert "port = 8000" in Path("rtk.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("rtk.json", "rtk.json: a configuration file's name ends in .toml, .yaml, .yml"),
+        ("no/rtk.toml", "no/rtk.toml cannot be written: No such file or directory"),
+    ],
+)
+def test_where_no_file_can_be(name: str, problem: str) -> None:
+    assert rtk("config", "init", name) == (1, [], [f"error: {problem}"])
+
+
+@pytest.mark.parametrize("template", [toml_template, yaml_template])
+def test_a_plugins_own_secret_is_in_no_template(template: Callable[[type[Config]], str]) -> None:
+    text = template(config_model(WITH_KNOBS))
+    assert "token" in text
+    assert "s3cret" not in text
+
+
+VALUES = [
+    *(None, True, 5, -1.5, 1e300, "", "a \"b\" \\ \t\n\x7f\x01 é 😀 #", "null", [], [1, [2.5, "x"]], {}),
+    *({"a.b": {"c d": [True]}}, [{"é": 1}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_are_written_as_they_are_read(value: Any) -> None:
+    assert tomllib.loads(f"key = {as_toml(value)}")["key"] == ("null" if value is None else value)
+    if "\x7f" not in str(value):  # which YAML has no place for
+        assert read_yaml(f"key: {as_yaml(value)}").values["key"] == value
+
+
+# --- schema ---------------------------------------------------------------------------------------------------------
+
+
+def property_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    for part in path.split("."):
+        if "properties" not in schema:  # a section
+            schema = ROOT["$defs"][schema["$ref"].rpartition("/")[2]]
+            assert schema["type"] == ["object", "null"]
+        schema = schema["properties"][part]
+    return schema
+
+
+ROOT = json_schema(installed())
+
+
+def test_the_schema_is_printed() -> None:
+    code, out, _ = rtk("config", "schema")
+    assert code == 0
+    assert json.loads("\n".join(out)) == ROOT
+
+
+def test_every_key_is_in_the_schema_with_description_and_default() -> None:
+    for key in walk(config_model(installed())):
+        found = property_of(ROOT, key.path)
+        assert found["description"] == key.description
+        if key.field.default_factory is None and not key.is_secret:
+            assert found["default"] == ([*key.default] if isinstance(key.default, tuple) else key.default)
+
+
+def test_the_schema_knows_ranges_plugins_and_their_options() -> None:
+    assert property_of(ROOT, "serve.port")["maximum"] == 65535
+    assert property_of(ROOT, "eviction.policy")["enum"] == installed().names("eviction")
+    assert property_of(ROOT, "eviction.slru.protect_after_hits")["minimum"] == 1
+    assert property_of(ROOT, "version") == property_of(ROOT, "version") | {"minimum": 1, "maximum": 1}
+    assert {"type": "null"} in property_of(ROOT, "cache.pool_tokens")["anyOf"]
+    assert property_of(ROOT, "cache.pool_tokens")["anyOf"][-1]["const"] == "null"
+    for definition in (ROOT, *ROOT["$defs"].values()):
+        assert definition["additionalProperties"] is False
+
+
+def test_no_secret_and_no_home_folder_is_in_a_schema() -> None:
+    schema = json_schema(WITH_KNOBS)
+    text = json.dumps(schema)
+    assert "s3cret" not in text
+    assert "******" not in text
+    assert str(Path.home()) not in text
+    assert schema["$defs"]["Knobs"]["properties"]["token"]["writeOnly"] is True
+    assert schema["$defs"]["Knobs"]["properties"]["folder"]["format"] == "path"
+    limit = schema["$defs"]["Knobs"]["properties"]["limit"]["anyOf"]
+    assert [option.get("type", option.get("const")) for option in limit] == ["integer", "null", "null"]
+
+
+# --- observers: the one kind of which several are chosen ------------------------------------------------------------
+
+
+def observer(name: str) -> Registered:
+    plugin = Plugin(
+        kind="observer", name=name, summary="s", target="rtk.plugin.testing.toys:Recorder", options=RecorderOptions
+    )
+    return Registered(plugin, Origin(name, f"rtk-observer-{name}", "3.0"))
+
+
+WITH_OBSERVERS = Registry([*installed().all(), *map(observer, ("tape", "probe", "idle"))])
+
+
+def test_the_schema_knows_observers() -> None:
+    section = json_schema(WITH_OBSERVERS)["$defs"]["ObserveConfig"]["properties"]
+    assert section["plugins"]["items"] == {"type": "string", "enum": ["idle", "probe", "tape"]}
+    assert section.keys() == {"plugins", "tape", "probe", "idle"}
+
+
+def test_observers_of_a_file_are_told_with_their_line() -> None:
+    file = Path(write("[observe]\nplugins = ['tape', 'tapes']\n[observe.prob]\npath = 'x'\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_files(WITH_OBSERVERS, [file])
+    hint = "installed: idle, probe, tape; did you mean"
+    assert caught.value.problems == (
+        f"rtk.toml:3: unknown key 'observe.prob'; unknown observer plugin 'prob'; {hint} 'probe'?",
+        f"rtk.toml:2: observe.plugins = [\"tape\", \"tapes\"]: unknown observer plugin 'tapes'; {hint} 'tape'?",
+    )
+
+
+def test_the_lock_holds_all_chosen_observers() -> None:
+    loaded = load_files(WITH_OBSERVERS, [Path(write("observe:\n  plugins: [tape, probe]\n", "rtk.yaml"))])
+    lock = tomllib.loads(lock_text(loaded, WITH_OBSERVERS))
+    assert lock["packages"].keys() == {"rtk-inference", "rtk-observer-tape", "rtk-observer-probe"}
+    assert {key: value for key, value in lock["values"].items() if key.startswith("observe.")} == {
+        "observe.plugins": ["tape", "probe"],
+        "observe.probe.path": "rtk-reports.txt",
+        "observe.tape.path": "rtk-reports.txt",
+    }
+    Path("rtk.lock.toml").write_text(lock_text(loaded, WITH_OBSERVERS))
+    check_lock(loaded, WITH_OBSERVERS)
+
+
+# --- diff -----------------------------------------------------------------------------------------------------------
+
+
+def test_diff_names_values_and_sources() -> None:
+    one = write("[cache]\npage_size = 16\n[serve]\nadmin_api_key = 'first'\n", "a.toml")
+    two = write("cache: {page_size: 1}\nserve: {admin_api_key: second, port: 5}\n", "b.yaml")
+    assert rtk("config", "diff", one, two) == (
+        1,
+        [
+            "cache.page_size: 16 (a.toml:2) -> 1 (b.yaml:1)",
+            "serve.port: 8000 (default) -> 5 (b.yaml:2)",
+            "serve.admin_api_key: ********** (a.toml:4) -> ********** (b.yaml:2)",
+        ],
+        [],
+    )
+
+
+def test_files_that_mean_the_same_do_not_differ() -> None:
+    one, two = write("[cache]\npage_size = 1\n", "a.toml"), write("", "b.yaml")
+    assert rtk("config", "diff", one, two) == (0, [], [])
+    code, out, err = rtk("config", "diff", one, write("x = 1", "c.toml"))
+    assert (code, out, err) == (1, [], ["error: c.toml:1: unknown key 'x'; see 'rtk config show'"])
+
+
+# --- lock -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    started: list[Any] = []
+    launch = SimpleNamespace(serve=lambda loaded, fetching: started.append(loaded.config))
+    monkeypatch.setitem(sys.modules, "rtk.serve.launch", launch)
+    return started
+
+
+BASE = "[eviction]\npolicy = 'slru'\n[schedule.lpm]\nfallback_above = 7\n[plugins.require]\npydantic = '>=2'\n"
+
+
+def test_a_locked_start_is_the_start_that_was_locked(served: list[Any]) -> None:
+    Path("etc").mkdir()
+    file = write(BASE + "[serve]\nlocked = true\nadmin_api_key = 's3cret'\n", "etc/rtk.toml")
+    assert rtk("config", "lock", "--config", file, "--port", "5") == (0, ["wrote etc/rtk.lock.toml"], [])
+    text = Path("etc/rtk.lock.toml").read_text()
+    lock = tomllib.loads(text)
+    assert lock["packages"].keys() == {"rtk-inference", "pydantic"}
+    assert lock["values"]["eviction.slru.protect_after_hits"] == 2
+    assert lock["values"]["serve.port"] == 5
+    assert lock["values"]["cache.pool_tokens"] == "null"
+    assert "s3cret" not in text
+    for absent in ("serve.admin_api_key", "serve.locked", "model.cache_dir", "schedule.lpm.fallback_above"):
+        assert absent not in lock["values"]
+    own = {key.path for key in KeyTable(Config)} - {"serve.admin_api_key", "serve.locked", "model.cache_dir"}
+    assert lock["values"].keys() == {*own, "eviction.slru.protect_after_hits"}
+
+    assert rtk("serve", "--config", file, "--port", "5") == (0, [], [])
+    assert [config.serve.port for config in served] == [5]
+
+
+def test_anything_else_is_refused(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    rtk("config", "lock", "--config", write(BASE))
+    lines = Path("rtk.lock.toml").read_text().splitlines()
+    line = {text.partition(" = ")[0].strip('"'): number for number, text in enumerate(lines, 1)}
+    monkeypatch.setenv("RTK_SCHEDULE__MAX_QUEUE", "9")
+    code, out, err = rtk("serve", "--locked", "--config", "rtk.toml", "--page-size", "4", "--eviction", "lru")
+    assert (code, out, served) == (1, [], [])
+    assert err == [
+        f"error: rtk.lock.toml:{line['cache.page_size']}: cache.page_size = 1 is locked, not 4 (flag --page-size)",
+        f'error: rtk.lock.toml:{line["eviction.policy"]}: eviction.policy = "slru" is locked, '
+        'not "lru" (flag --eviction)',
+        f'error: rtk.lock.toml:{line["schedule.max_queue"]}: schedule.max_queue = "null" is locked, '
+        "not 9 (variable RTK_SCHEDULE__MAX_QUEUE)",
+    ]
+
+
+def test_a_plugins_secret_is_not_locked_and_its_package_is() -> None:
+    file = Path(write("[eviction]\npolicy = 'fast-lru'\nfast_lru.token = 's3cret-2'\nfast_lru.limit = 3\n"))
+    text = lock_text(load_files(WITH_KNOBS, [file]), WITH_KNOBS)
+    lock = tomllib.loads(text)
+    assert lock["packages"]["x"] == "1"
+    own = {path: value for path, value in lock["values"].items() if path.startswith("eviction.")}
+    assert own == {
+        "eviction.policy": "fast-lru",
+        "eviction.fast_lru.folder": "x",
+        "eviction.fast_lru.made": "null",
+        "eviction.fast_lru.limit": 3,
+    }
+    assert "s3cret" not in text
+
+
+def test_a_chosen_plugin_brings_its_options_into_the_lock(served: list[Any]) -> None:
+    rtk("config", "lock", "--config", write(""))
+    code, _, err = rtk("serve", "--locked", "--config", "rtk.toml", "--eviction", "slru")
+    assert code == 1
+    assert "error: rtk.lock.toml: eviction.slru.protect_after_hits = 2 (default) is not locked" in err
+    rtk("config", "lock", "--eviction", "slru", "--set", "eviction.slru.protect_after_hits=3")
+    assert rtk("serve", "--locked", "--eviction", "slru", "--set", "eviction.slru.protect_after_hits=3")[0] == 0
+
+
+def test_other_package_versions_are_refused(served: list[Any]) -> None:
+    rtk("config", "lock", "--config", write(BASE))
+    lock = Path("rtk.lock.toml")
+    text = lock.read_text()
+    version = re.search(r'"pydantic" = "(.*)"', text)
+    assert version
+    lock.write_text(text.replace(version[0], '"pydantic" = "1.0"\n"rtk-gone" = "2.0"'))
+    assert rtk("serve", "--locked", "--config", "rtk.toml")[2] == [
+        f"error: rtk.lock.toml:5: pydantic 1.0 is locked, {version[1]} is in use",
+        "error: rtk.lock.toml:6: rtk-gone 2.0 is locked, none is in use",
+    ]
+    lock.write_text(text.replace(version[0], ""))
+    assert rtk("serve", "--locked", "--config", "rtk.toml")[2] == [
+        f"error: rtk.lock.toml: pydantic {version[1]} is not locked"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "rtk.lock.toml: cannot be read: No such file or directory; write it with 'rtk config lock'"),
+        ("version = ", "rtk.lock.toml: is not valid TOML: Invalid value; write it with 'rtk config lock'"),
+        ("", "rtk.lock.toml: is no lock that this rtk reads; write it anew with 'rtk config lock'"),
+        ("version = 1\nvalues = 5\n", "rtk.lock.toml: is no lock that this rtk reads; write it anew with "),
+    ],
+)
+def test_what_is_no_lock(served: list[Any], text: str | None, problem: str) -> None:
+    if text is not None:
+        write(text, "rtk.lock.toml")
+    code, _, (error,) = rtk("serve", "--locked")
+    assert (code, served) == (1, [])
+    assert error.startswith(f"error: {problem}")
+
+
+# --- dry run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
+    from rtk.serve.tokenizer import Tokenizer
+
+    model = zoo.folder("llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "load", lambda folder: None)
+        args = ("--model", str(model), "--eviction", "slru", "--port", "0", "--admin-api-key", "s3cret")
+        code, out, err = rtk("serve", "--dry-run", "--device", "cpu", *args)
+    assert (code, err) == (0, [])
+    version = installed().get("eviction", "slru").origin
+    assert out == [
+        f"model: {model}: llama, float32 on cpu",
+        "sizes: up to 64 requests of 2,048 tokens, prompts in pieces of 2,048 tokens, steps one after the other",
+        f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
+        f"schedule: fcfs of {version.distribution} {version.version}",
+        f"attention: torch of {version.distribution} {version.version}",
+        "address: http://127.0.0.1:0 (any free port)",
+        f"model.path = {model}  # flag --model",
+        "model.device = cpu  # flag --device",
+        "eviction.policy = slru  # flag --eviction",
+        "serve.port = 0  # flag --port",
+        "serve.admin_api_key = **********  # flag --admin-api-key",
+    ]
+
+
+def test_a_dry_run_builds_observers_and_says_which(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
+        monkeypatch.setattr(f"{place}.installed", lambda: WITH_OBSERVERS)
+    args = ("--observe", '["tape"]', "--set", f"model.cache_dir={folder}", "--set", "observe.tape.path=said")
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", *args)
+    assert code == 0
+    assert "observer: tape of rtk-observer-tape 3.0 (path = said)" in out
+    assert Path("said").read_text() == "closed\n"
+
+
+def test_a_dry_run_fetches_nothing(folder: Path) -> None:
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--set", f"model.cache_dir={folder}")
+    assert code == 0
+    assert out[0] == "model: smollm2-135m-instruct, to be fetched; device cpu"
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("--model", "no-such-model"), "unknown model 'no-such-model'"),
+        (("--context-length", "9999"), "model.context_length = 9999: the model was made for at most 2048 tokens"),
+        (("--page-size", "16385"), "schedule.max_prefill_tokens = 16384: prompts are cut at borders of pages, "),
+        (("--device", "nothing"), "model.device = 'nothing': not usable here: "),
+        (("--eviction", "broken"), "eviction plugin 'broken' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
+        (("--observe", '["blind"]'), "observer plugin 'blind' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
+        (("--attention", "narrow"), "attention backend 'narrow' cannot serve page size 1 (it takes 64); "),
+    ],
+)
+def test_a_dry_run_fails_where_the_start_would(
+    zoo: Any, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], problem: str
+) -> None:
+    origin = Origin("e", "rtk-broken", "0.3")
+    broken = Plugin(kind="eviction", name="broken", summary="s", target="no_such_module:C")
+    narrow = Plugin(kind="attention", name="narrow", summary="s", target=f"{Narrow.__module__}:Narrow")
+    blind = Plugin(kind="observer", name="blind", summary="s", target="no_such_module:C")
+    registry = Registry([*installed().all(), *(Registered(plugin, origin) for plugin in (broken, narrow, blind))])
+    for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
+        monkeypatch.setattr(f"{place}.installed", lambda: registry)
+    monkeypatch.setitem(sys.modules, Narrow.__module__, sys.modules[__name__])
+    monkeypatch.setattr("rtk.serve.tokenizer.Tokenizer.load", lambda folder: None)
+    given = {"--model": str(zoo.folder("llama")), "--device": "cpu"} | dict([args])
+    code, out, (error,) = rtk("serve", "--dry-run", *(text for pair in given.items() for text in pair))
+    assert (code, out) == (1, [])
+    assert error.startswith(f"error: {problem}")
