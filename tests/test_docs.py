@@ -83,12 +83,12 @@ def test_there_is_a_page_for_every_kind():
     assert {kind for kind in KINDS if (ROOT / f"docs/plugins/{kind}.md").exists()} == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", ["eviction", "schedule"])
-def test_the_policy_of_a_page_is_one(kind: str):
+@pytest.mark.parametrize(("kind", "name"), [("eviction", "Policy"), ("schedule", "Policy"), ("observer", "Watcher")])
+def test_the_plugin_of_a_page_is_one(kind: str, name: str):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/plugins/{kind}.md").read_text("utf-8"), re.DOTALL)
     names: dict[str, Any] = {"__name__": __name__}
     exec(block, names)
     requires = frozenset({"prefix_match"}) if kind == "schedule" else frozenset()
     for check in suite(kind):
         if check.quick:
-            check(Subject(lambda: names["Policy"](Options()), requires))
+            check(Subject(lambda: names[name](Options()), requires))

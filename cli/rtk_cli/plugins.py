@@ -103,14 +103,16 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 def _facts(entry: "Registered") -> dict[str, Any]:
     from rtk.config.keys import as_text, walk
+    from rtk.config.models import PLUGIN_SECTIONS
     from rtk.plugin.info import CAPABILITIES, canonical
 
     plugin = entry.plugin
-    section = f"{plugin.kind}.{canonical(plugin.name).replace('-', '_')}"
+    section = next((name for name, one in PLUGIN_SECTIONS.items() if one.kind == plugin.kind), plugin.kind)
+    above = f"{section}.{canonical(plugin.name).replace('-', '_')}"
 
     def option(key: "Key") -> dict[str, str]:
         return {
-            "key": f"{section}.{key.path}",
+            "key": f"{above}.{key.path}",
             "default": as_text(key.default),
             "allowed": key.allowed,
             "description": key.description,
@@ -168,7 +170,9 @@ def doctor(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]..."
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="eviction, schedule, attention, grammar or storage")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="eviction, schedule, attention, grammar, storage or observer")
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="name that configuration chooses it by")],
     into: Annotated[Path, typer.Option("--into", help="folder to write the package's folder in")] = Path(),
 ) -> None:

@@ -146,7 +146,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "grammar": lambda: contract("rtk.plugin.grammar", "GrammarBackend", "Matcher", "Spec", "Judgement", "Vocabulary"),
     "storage": lambda: contract("rtk.plugin.storage", "Storage"),
     **{f"{kind} checks": lambda kind=kind: checks(kind) for kind in ("eviction", "schedule", "attention")},  # type: ignore[misc]
-    **{f"{kind} checks": lambda kind=kind: checks(kind) for kind in ("grammar", "storage")},  # type: ignore[misc]
+    "observer": lambda: contract("rtk.plugin.observer", "Observer", "StepReport", "RequestReport"),
+    **{f"{kind} checks": lambda kind=kind: checks(kind) for kind in ("grammar", "storage", "observer")},  # type: ignore[misc]
     "names": names,
 }
 

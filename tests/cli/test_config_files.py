@@ -15,15 +15,17 @@ from typer.testing import CliRunner
 
 from rtk.config.keys import KeyTable, walk
 from rtk.config.load import load_files
-from rtk.config.lock import lock_text
+from rtk.config.lock import check_lock, lock_text
 from rtk.config.models import Config
 from rtk.config.schema import json_schema
 from rtk.config.tree import config_model
 from rtk.config.written import as_toml, as_yaml, toml_template, yaml_template
 from rtk.config.yaml_file import read_yaml
+from rtk.errors import ConfigError
 from rtk.plugin import AttentionBackend, Capabilities, Options, Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Origin, Registered, Registry
+from rtk.plugin.testing.toys import RecorderOptions
 from rtk_cli.main import app
 
 
@@ -204,7 +206,7 @@ def test_every_key_is_in_the_schema_with_description_and_default() -> None:
         found = property_of(ROOT, key.path)
         assert found["description"] == key.description
         if key.field.default_factory is None and not key.is_secret:
-            assert found["default"] == key.default
+            assert found["default"] == ([*key.default] if isinstance(key.default, tuple) else key.default)
 
 
 def test_the_schema_knows_ranges_plugins_and_their_options() -> None:
@@ -228,6 +230,49 @@ def test_no_secret_and_no_home_folder_is_in_a_schema() -> None:
     assert schema["$defs"]["Knobs"]["properties"]["folder"]["format"] == "path"
     limit = schema["$defs"]["Knobs"]["properties"]["limit"]["anyOf"]
     assert [option.get("type", option.get("const")) for option in limit] == ["integer", "null", "null"]
+
+
+# --- observers: the one kind of which several are chosen ------------------------------------------------------------
+
+
+def observer(name: str) -> Registered:
+    plugin = Plugin(
+        kind="observer", name=name, summary="s", target="rtk.plugin.testing.toys:Recorder", options=RecorderOptions
+    )
+    return Registered(plugin, Origin(name, f"rtk-observer-{name}", "3.0"))
+
+
+WITH_OBSERVERS = Registry([*installed().all(), *map(observer, ("tape", "probe", "idle"))])
+
+
+def test_the_schema_knows_observers() -> None:
+    section = json_schema(WITH_OBSERVERS)["$defs"]["ObserveConfig"]["properties"]
+    assert section["plugins"]["items"] == {"type": "string", "enum": ["idle", "probe", "tape"]}
+    assert section.keys() == {"plugins", "tape", "probe", "idle"}
+
+
+def test_observers_of_a_file_are_told_with_their_line() -> None:
+    file = Path(write("[observe]\nplugins = ['tape', 'tapes']\n[observe.prob]\npath = 'x'\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_files(WITH_OBSERVERS, [file])
+    hint = "installed: idle, probe, tape; did you mean"
+    assert caught.value.problems == (
+        f"rtk.toml:3: unknown key 'observe.prob'; unknown observer plugin 'prob'; {hint} 'probe'?",
+        f"rtk.toml:2: observe.plugins = [\"tape\", \"tapes\"]: unknown observer plugin 'tapes'; {hint} 'tape'?",
+    )
+
+
+def test_the_lock_holds_all_chosen_observers() -> None:
+    loaded = load_files(WITH_OBSERVERS, [Path(write("observe:\n  plugins: [tape, probe]\n", "rtk.yaml"))])
+    lock = tomllib.loads(lock_text(loaded, WITH_OBSERVERS))
+    assert lock["packages"].keys() == {"rtk-inference", "rtk-observer-tape", "rtk-observer-probe"}
+    assert {key: value for key, value in lock["values"].items() if key.startswith("observe.")} == {
+        "observe.plugins": ["tape", "probe"],
+        "observe.probe.path": "rtk-reports.txt",
+        "observe.tape.path": "rtk-reports.txt",
+    }
+    Path("rtk.lock.toml").write_text(lock_text(loaded, WITH_OBSERVERS))
+    check_lock(loaded, WITH_OBSERVERS)
 
 
 # --- diff -----------------------------------------------------------------------------------------------------------
@@ -390,6 +435,16 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     ]
 
 
+def test_a_dry_run_builds_observers_and_says_which(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
+        monkeypatch.setattr(f"{place}.installed", lambda: WITH_OBSERVERS)
+    args = ("--observe", '["tape"]', "--set", f"model.cache_dir={folder}", "--set", "observe.tape.path=said")
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", *args)
+    assert code == 0
+    assert "observer: tape of rtk-observer-tape 3.0 (path = said)" in out
+    assert Path("said").read_text() == "closed\n"
+
+
 def test_a_dry_run_fetches_nothing(folder: Path) -> None:
     code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--set", f"model.cache_dir={folder}")
     assert code == 0
@@ -405,6 +460,7 @@ def test_a_dry_run_fetches_nothing(folder: Path) -> None:
         (("--page-size", "16385"), "schedule.max_prefill_tokens = 16384: prompts are cut at borders of pages, "),
         (("--device", "nothing"), "model.device = 'nothing': not usable here: "),
         (("--eviction", "broken"), "eviction plugin 'broken' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
+        (("--observe", '["blind"]'), "observer plugin 'blind' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
         (("--attention", "narrow"), "attention backend 'narrow' cannot serve page size 1 (it takes 64); "),
     ],
 )
@@ -414,7 +470,8 @@ def test_a_dry_run_fails_where_the_start_would(
     origin = Origin("e", "rtk-broken", "0.3")
     broken = Plugin(kind="eviction", name="broken", summary="s", target="no_such_module:C")
     narrow = Plugin(kind="attention", name="narrow", summary="s", target=f"{Narrow.__module__}:Narrow")
-    registry = Registry([*installed().all(), Registered(broken, origin), Registered(narrow, origin)])
+    blind = Plugin(kind="observer", name="blind", summary="s", target="no_such_module:C")
+    registry = Registry([*installed().all(), *(Registered(plugin, origin) for plugin in (broken, narrow, blind))])
     for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
         monkeypatch.setattr(f"{place}.installed", lambda: registry)
     monkeypatch.setitem(sys.modules, Narrow.__module__, sys.modules[__name__])

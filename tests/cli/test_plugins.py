@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Failure, Origin, Registered, Registry
+from rtk.plugin.testing.toys import RecorderOptions
 from rtk_cli.main import app
 
 BAD = Failure(Origin("bad", "rtk-bad", "0.3"), "ImportError: [broken] \N{GREEK SMALL LETTER RHO}")
@@ -83,6 +84,14 @@ def test_a_plugin_is_shown_as_data() -> None:
     assert shown["target"] == "rtk_eviction.slru:Slru"
     assert shown["requires"] == {}
     assert [option["key"] for option in shown["options"]] == ["eviction.slru.protect_after_hits"]
+
+
+def test_the_options_of_an_observer_are_shown_where_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = Plugin(kind="observer", name="long-tape", summary="s", target="m:C", options=RecorderOptions)
+    found = Registry([Registered(plugin, Origin("tape", "rtk-observer-tape", "2.0"))])
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: found)
+    shown = json.loads(run("show", "long-tape", "--json"))
+    assert [option["key"] for option in shown["options"]] == ["observe.long_tape.path"]
 
 
 def refused(*args: str) -> str:

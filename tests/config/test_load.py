@@ -69,6 +69,8 @@ def sample(key: Key) -> tuple[str, Any]:
         return get_args(kind)[-1], get_args(kind)[-1]
     if kind is bool:
         return ("false", False) if key.default else ("true", True)
+    if key.path == "observe.plugins":  # none is installed with rtk
+        return "[]", ()
     if key.path == "plugins.require":
         return '{"rtk-inference": ">=0"}', {"rtk-inference": ">=0"}
     if get_origin(kind) is dict:
@@ -287,7 +289,16 @@ def test_an_unasked_broken_plugin_is_one_warning(caplog: pytest.LogCaptureFixtur
 def test_a_broken_plugin_that_is_asked_for_is_fatal() -> None:
     broken = Failure(Origin("eviction-bad", "rtk-bad", "0.3"), "ImportError: no module named x")
     message = refusal({"--eviction": "bad"}, registry=extended(failures=(broken,)))
-    assert f"unknown eviction plugin 'bad'; installed: {EVICTION}; " in message
+    assert message == (
+        "eviction.policy = 'bad' (flag --eviction): eviction plugin 'bad' of rtk-bad 0.3 (entry point 'eviction-bad') "
+        "cannot be used: ImportError: no module named x"
+    )
+
+
+def test_a_plugin_that_nobody_has_is_refused_beside_what_failed() -> None:
+    broken = Failure(Origin("eviction-bad", "rtk-bad", "0.3"), "ImportError: no module named x")
+    message = refusal({"--eviction": "good"}, registry=extended(failures=(broken,)))
+    assert f"unknown eviction plugin 'good'; installed: {EVICTION}; " in message
     assert "rtk-bad 0.3 (entry point 'eviction-bad') failed to load: ImportError: no module named x" in message
 
 

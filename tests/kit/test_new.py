@@ -12,7 +12,7 @@ from rtk.plugin.info import KINDS
 from rtk.plugin.new import SKETCHES, write_package
 from rtk.plugin.testing import suite
 
-OWN_TESTS = {"eviction": 1, "schedule": 1, "attention": 0, "grammar": 1, "storage": 1}
+OWN_TESTS = {"eviction": 1, "schedule": 1, "attention": 0, "grammar": 1, "storage": 1, "observer": 1}
 """Tests of each template beside the contract."""
 
 
@@ -68,7 +68,7 @@ def test_what_is_written_is_tidy(tmp_path, kind):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("evict", "calm", "unknown kind 'evict'; kinds: eviction, schedule, attention, grammar, storage"),
+        ("evict", "calm", "unknown kind 'evict'; kinds: eviction, schedule, attention, grammar, storage, observer"),
         ("eviction", "-x", "'-x' is no name of a plugin; write letters and digits, with single dashes between words"),
         ("eviction", "a b", "'a b' is no name of a plugin; write letters and digits, with single dashes between words"),
         (

@@ -5,94 +5,74 @@ process of its own.
 """
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
 from importlib.metadata import EntryPoint, distribution, distributions
 from pathlib import Path
 
 import pytest
+from real_distributions import GOOD, HEADER, Install, found_in, rtk, write_metadata
 
 from rtk.errors import PluginError
 from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin, SchedulePolicy
-from rtk.plugin.host import installed, load
+from rtk.plugin.host import load, load_from
 from rtk.plugin.info import Kind
-from rtk.plugin.registry import Origin, Registered, Registry
+from rtk.plugin.registry import Origin, Registered
 from rtk.plugin.testing.toys import Choices
 
-HEADER = "from rtk.plugin import EvictionPolicy, Options, Plugin, hookimpl\n"
-
-GOOD = f"""{HEADER}
-class Fast(EvictionPolicy):
-    def __init__(self, options):
-        pass
-    def key(self, node):
-        return (node.hits,)
-
-@hookimpl
-def rtk_plugins():
-    return [Plugin(kind="eviction", name="fast-lru", summary="s", target=__name__ + ":Fast")]
-"""
+TELL = "; tell its authors, or uninstall rtk-sample"
 
 BROKEN = {
-    "import": ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
-    "exit": ("raise SystemExit('no licence')", "SystemExit: no licence"),
-    "error": ("raise RuntimeError('line one\\nline two')", "RuntimeError: line one line two"),
-    "no hook": ("", "TypeError: sample implements no rtk_plugins() hook"),
-    "unmarked hook": ("def rtk_plugins(): return []", "implements no rtk_plugins() hook"),
-    "misspelt hook": (f"{HEADER}@hookimpl\ndef rtk_plugin(): return []", "unknown hook 'rtk_plugin'"),
-    "wrong argument": (f"{HEADER}@hookimpl\ndef rtk_plugins(host): return []", "Argument(s) {'host'} are declared"),
-    "raising hook": (f"{HEADER}@hookimpl\ndef rtk_plugins(): raise KeyError('x')", "KeyError: 'x'"),
-    "nothing": (f"{HEADER}@hookimpl\ndef rtk_plugins(): return None", "'NoneType' object is not iterable"),
+    "import": (
+        "import no_such_module_anywhere",
+        "ModuleNotFoundError: No module named 'no_such_module_anywhere'; "
+        "install what it imports, or uninstall rtk-sample",
+    ),
+    "exit": ("raise SystemExit('no licence')", f"SystemExit: no licence{TELL}"),
+    "interrupt": ("raise KeyboardInterrupt", f"KeyboardInterrupt{TELL}"),
+    "error": ("raise RuntimeError('line one\\nline two')", f"RuntimeError: line one line two{TELL}"),
+    "no hook": (
+        "",
+        "sample implements no rtk_plugins() hook; mark a function of that name with @rtk.plugin.hookimpl",
+    ),
+    "unmarked hook": (
+        "def rtk_plugins(): return []",
+        "sample implements no rtk_plugins() hook; mark a function of that name with @rtk.plugin.hookimpl",
+    ),
+    "misspelt hook": (
+        f"{HEADER}@hookimpl\ndef rtk_plugin(): return []",
+        "sample marks an unknown hook 'rtk_plugin'; rename it: there is rtk_plugins",
+    ),
+    "wrong argument": (
+        f"{HEADER}@hookimpl\ndef rtk_plugins(host): return []",
+        "sample: rtk_plugins() is called without arguments: missing a required argument: 'host'; "
+        "write it as def rtk_plugins() -> list[Plugin]",
+    ),
+    "raising hook": (f"{HEADER}@hookimpl\ndef rtk_plugins(): raise KeyError('x')", f"KeyError: 'x'{TELL}"),
+    "nothing": (
+        f"{HEADER}@hookimpl\ndef rtk_plugins(): return None",
+        "rtk_plugins() answered a NoneType; return a list of rtk.plugin.Plugin",
+    ),
     "foreign object": (
         f"{HEADER}@hookimpl\ndef rtk_plugins(): return ['lru']",
-        "answered 'lru', which is no rtk.plugin.Plugin",
+        "rtk_plugins() answered 'lru', which is no rtk.plugin.Plugin; return a list of those",
     ),
 }
 
 UNUSABLE = {
-    "api": ("api=99", "is built for plugin API 99, this rtk has 1"),
+    "api": (
+        "api=99",
+        "is built for plugin API 99, this rtk has 1; install another version of it, or of rtk-inference",
+    ),
     "kind": ("kind='storage2'", "is of unknown kind 'storage2'; kinds: eviction, schedule, attention"),
     "name": ("name='fast lru'", "must be named in letters and digits, with single dashes between words"),
     "no summary": ("summary=None", "has summary None; write one line of text"),
     "long summary": (r"summary='a\nb\x1b[31m'", r"has summary 'a\nb\x1b[31m'; write one line of text"),
     "target": ("target='fast.Fast'", "has target 'fast.Fast'; write 'module:object'"),
     "requires": ("requires=frozenset({'moon'})", "requires moon; this rtk offers prefix_match, tree, "),
-    "options": ("options=dict", "has options <class 'dict'>, which are no subclass of rtk.plugin.Options"),
-    "required option": ("options=Demanding", "url Field required"),
+    "options": ("options=dict", "has options <class 'dict'>; derive them from rtk.plugin.Options"),
+    "required option": ("options=Demanding", "has options that cannot be left out: ValidationError: "),
 }
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Put a distribution with one entry point and its module on the path."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def put(
-        source: str, name: str = "rtk-sample", module: str = "sample", entry: str = "sample", value: str = ""
-    ) -> None:
-        (tmp_path / f"{module}.py").write_text(source)
-        write_metadata(tmp_path, name, f"[rtk]\n{entry} = {value or module}\n")
-
-    before = set(sys.modules)
-    yield put
-    for name in set(sys.modules) - before:
-        if (tmp_path / f"{name}.py").exists():
-            del sys.modules[name]
-
-
-def write_metadata(folder: Path, name: str, entry_points: str, version: str = "1.2") -> None:
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entry_points)
-
-
-def found_in(folder: Path, *more: EntryPoint) -> Registry:
-    """The registry of the distributions in `folder`, in the order of their names."""
-    present = sorted(distributions(path=[str(folder)]), key=lambda one: one.name)
-    return load([point for one in present for point in one.entry_points] + list(more))
 
 
 def described(about: str) -> str:
@@ -104,7 +84,7 @@ def described(about: str) -> str:
     )
 
 
-def test_a_plugin_is_found_with_its_origin(install: Callable[..., None], tmp_path: Path) -> None:
+def test_a_plugin_is_found_with_its_origin(install: Install, tmp_path: Path) -> None:
     install(GOOD)
     registry = found_in(tmp_path)
     entry = registry.get("eviction", "Fast_LRU")
@@ -113,7 +93,7 @@ def test_a_plugin_is_found_with_its_origin(install: Callable[..., None], tmp_pat
     assert registry.failures == ()
 
 
-def test_a_target_is_imported_only_when_it_is_built(install: Callable[..., None], tmp_path: Path) -> None:
+def test_a_target_is_imported_only_when_it_is_built(install: Install, tmp_path: Path) -> None:
     install(GOOD.replace('__name__ + ":Fast"', '"late:Fast"'))
     (tmp_path / "late.py").write_text(GOOD)
     entry = found_in(tmp_path).get("eviction", "fast-lru")
@@ -122,9 +102,7 @@ def test_a_target_is_imported_only_when_it_is_built(install: Callable[..., None]
 
 
 @pytest.mark.parametrize(("source", "reason"), [*BROKEN.values()], ids=BROKEN)
-def test_a_broken_entry_point_is_one_failure(
-    install: Callable[..., None], tmp_path: Path, source: str, reason: str
-) -> None:
+def test_a_broken_entry_point_is_one_failure(install: Install, tmp_path: Path, source: str, reason: str) -> None:
     install(source)
     install(GOOD, name="rtk-sound", module="sound")
     registry = found_in(tmp_path)
@@ -137,7 +115,7 @@ def test_a_broken_entry_point_is_one_failure(
 
 @pytest.mark.parametrize(("about", "reason"), [*UNUSABLE.values()], ids=UNUSABLE)
 def test_a_description_that_cannot_be_used_is_one_failure(
-    install: Callable[..., None], tmp_path: Path, about: str, reason: str
+    install: Install, tmp_path: Path, about: str, reason: str
 ) -> None:
     install(described(about))
     registry = found_in(tmp_path)
@@ -147,9 +125,7 @@ def test_a_description_that_cannot_be_used_is_one_failure(
 
 
 @pytest.mark.parametrize("value", ["sample:nothing", "no_such_module_anywhere", "sample:answer"])
-def test_an_entry_point_to_a_foreign_object_is_one_failure(
-    install: Callable[..., None], tmp_path: Path, value: str
-) -> None:
+def test_an_entry_point_to_a_foreign_object_is_one_failure(install: Install, tmp_path: Path, value: str) -> None:
     install("answer = 42", value=value)
     registry = found_in(tmp_path)
     assert registry.all() == ()
@@ -157,7 +133,7 @@ def test_an_entry_point_to_a_foreign_object_is_one_failure(
 
 
 @pytest.mark.parametrize("metadata", [b"\n", b"Name: \xff\n"], ids=["empty", "no text"])
-def test_broken_metadata_still_gives_an_origin(install: Callable[..., None], tmp_path: Path, metadata: bytes) -> None:
+def test_broken_metadata_still_gives_an_origin(install: Install, tmp_path: Path, metadata: bytes) -> None:
     install("import no_such_module_anywhere")
     (tmp_path / "rtk_sample-1.2.dist-info" / "METADATA").write_bytes(metadata)
     (one,) = distributions(path=[str(tmp_path)])
@@ -165,14 +141,14 @@ def test_broken_metadata_still_gives_an_origin(install: Callable[..., None], tmp
     assert str(failure.origin) == "unknown distribution ? (entry point 'sample')"
 
 
-def test_one_module_under_two_entry_points_is_one_plugin(install: Callable[..., None], tmp_path: Path) -> None:
+def test_one_module_under_two_entry_points_is_one_plugin(install: Install, tmp_path: Path) -> None:
     install(GOOD)
     registry = found_in(tmp_path, EntryPoint("again", "sample", "rtk"))
     assert registry.names("eviction") == ["fast-lru"]
     assert registry.failures == ()
 
 
-def test_a_name_that_two_distributions_bring_belongs_to_neither(install: Callable[..., None], tmp_path: Path) -> None:
+def test_a_name_that_two_distributions_bring_belongs_to_neither(install: Install, tmp_path: Path) -> None:
     install(GOOD)
     install(GOOD, name="rtk-twin", module="twin", entry="twin")
     install(GOOD.replace("fast-lru", "calm"), name="rtk-calm", module="calm", entry="calm")
@@ -186,14 +162,15 @@ def test_a_name_that_two_distributions_bring_belongs_to_neither(install: Callabl
     assert str(caught.value) == f"rtk-twin 1.2 (entry point 'twin'): it and {message}"
 
 
-def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Callable[..., None], tmp_path: Path) -> None:
+def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Install, tmp_path: Path) -> None:
     install("raise ImportError('needs numpy 9')")
     install(GOOD, name="rtk-sound", module="sound")
     with pytest.raises(PluginError) as caught:
         found_in(tmp_path).get("eviction", "fast-lur")
     assert str(caught.value) == (
         "unknown eviction plugin 'fast-lur'; installed: fast-lru; rtk-sample 1.2 (entry point 'sample') "
-        "failed to load: ImportError: needs numpy 9; did you mean 'fast-lru'?"
+        "failed to load: ImportError: needs numpy 9; install what it imports, or uninstall rtk-sample; "
+        "did you mean 'fast-lru'?"
     )
 
 
@@ -207,7 +184,7 @@ def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Callab
     ],
 )
 def test_a_target_that_cannot_be_built_names_plugin_and_distribution(
-    install: Callable[..., None], tmp_path: Path, source: str, reason: str
+    install: Install, tmp_path: Path, source: str, reason: str
 ) -> None:
     install(GOOD.replace('__name__ + ":Fast"', '"late:Fast"'))
     (tmp_path / "late.py").write_text(source)
@@ -264,25 +241,9 @@ def test_a_built_plugin_fulfils_its_contract() -> None:
     assert isinstance(Registered(plugin, Origin("e", "rtk-sample", "1")).build(Options()), EvictionPolicy)
 
 
-def rtk(path: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, with `path` before everything else that is installed."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RTK_")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environ.get("PYTHONPATH")]))
-    script = "from rtk_cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", script, *args],
-        env=environ,
-        cwd=path,  # metadata in the current folder, as a build leaves it, would come first
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(("source", "reason"), [*BROKEN.values()], ids=BROKEN)
 def test_a_broken_distribution_leaves_the_command_working(
-    install: Callable[..., None], tmp_path: Path, source: str, reason: str
+    install: Install, tmp_path: Path, source: str, reason: str
 ) -> None:
     install(source)
     listed = rtk(tmp_path, "plugins", "--json")
@@ -293,18 +254,19 @@ def test_a_broken_distribution_leaves_the_command_working(
     assert reason in failure["reason"]
 
 
-def test_a_broken_distribution_is_one_warning_until_it_is_asked_for(
-    install: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_broken_distribution_is_one_warning_until_it_is_asked_for(install: Install, tmp_path: Path) -> None:
     install("raise ImportError('needs numpy 9')")
     culprit = "rtk-sample 1.2 (entry point 'sample')"
     unasked = rtk(tmp_path, "config", "show")
     assert unasked.returncode == 0
-    assert unasked.stderr == f"WARNING: plugin {culprit} is not available: ImportError: needs numpy 9\n"
+    why = "ImportError: needs numpy 9; install what it imports, or uninstall rtk-sample"
+    assert unasked.stderr == f"WARNING: plugin {culprit} is not available: {why}\n"
     asked = rtk(tmp_path, "serve", "--eviction", "sample")
-    assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (1, "", 1)
-    assert asked.stderr.startswith("error: eviction.policy = 'sample' (flag --eviction): unknown eviction plugin")
-    assert f"{culprit} failed to load: ImportError: needs numpy 9" in asked.stderr
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert asked.stderr == (
+        "error: eviction.policy = 'sample' (flag --eviction): "
+        f"eviction plugin 'sample' of {culprit} cannot be used: {why}\n"
+    )
     assert rtk(tmp_path, "--help").stderr == ""
     assert rtk(tmp_path, "serve", "--help").stderr == ""
 
@@ -315,11 +277,92 @@ def test_without_its_entry_point_lru_is_not_installed(tmp_path: Path) -> None:
     kept = [line for line in lines if "rtk_eviction.lru" not in line]
     assert len(kept) == len(lines) - 1
     write_metadata(tmp_path, "rtk-inference", "\n".join(kept), version=ours.version)
-    result = rtk(tmp_path, "serve", "--eviction", "lru")
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    others = ", ".join(name for name in installed().names("eviction") if name != "lru")
-    refused = "error: eviction.policy = 'lru' (flag --eviction): unknown eviction plugin 'lru'"
-    assert result.stderr.startswith(f"{refused}; installed: {others}; ")
-    unnamed = rtk(tmp_path, "serve")
-    assert unnamed.returncode == 1
-    assert unnamed.stderr.startswith("error: eviction.policy = 'lru' (default): unknown eviction plugin 'lru'")
+    culprit = f"eviction plugin 'lru' of rtk-inference {ours.version} (entry point 'eviction-lru') cannot be used: "
+    why = f"the metadata of rtk-inference in {ours.locate_file('')} is hidden by that of version {ours.version} in "
+    for asked, source in ((["--eviction", "lru"], "flag --eviction"), ([], "default")):
+        result = rtk(tmp_path, "serve", *asked)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert result.stderr == (
+            f"error: eviction.policy = 'lru' ({source}): {culprit}{why}{tmp_path}; remove the one that is stale\n"
+        )
+
+
+ENDLESS = {
+    "import that sleeps": "import sys, time\nwhile 'enough' not in vars(sys): time.sleep(0.001)",
+    "import that turns": "import itertools\nfor _ in itertools.count(): pass",
+    "hook": f"{HEADER}@hookimpl\ndef rtk_plugins():\n    while True: pass",
+    "list of plugins": f"{HEADER}@hookimpl\ndef rtk_plugins():\n    while True: yield from ()",
+}
+
+
+@pytest.mark.parametrize("source", [*ENDLESS.values()], ids=ENDLESS)
+def test_an_entry_point_that_never_ends_is_one_failure_and_is_left_behind(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr("rtk.plugin.host.LIMIT_S", 0.05)
+    install(source)
+    install(GOOD, name="rtk-sound", module="sound")
+    registry = found_in(tmp_path)
+    assert registry.names("eviction") == ["fast-lru"]
+    (failure,) = registry.failures
+    assert failure.reason == (
+        "its import, or its rtk_plugins() hook, has not ended within 0.05 s; "
+        "move what takes long to the module that its target names, or uninstall rtk-sample"
+    )
+    monkeypatch.setattr(sys, "enough", True, raising=False)
+    for thread in threading.enumerate():
+        if thread.name == "rtk-load-sample":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_an_import_of_somebody_else_is_not_cut_off(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtk.plugin.host.LIMIT_S", 0.05)
+    install("import heavy")
+    slow = "import sys\nwhile 'enough' not in vars(sys): pass\ndone = True"
+    (tmp_path / "heavy.py").write_text(slow)
+    assert len(found_in(tmp_path).failures) == 1
+    monkeypatch.setattr(sys, "enough", True, raising=False)
+    (thread,) = (one for one in threading.enumerate() if one.name == "rtk-load-sample")
+    thread.join(30)
+    assert sys.modules["heavy"].done is True
+
+
+def test_a_distribution_that_needs_another_rtk_is_not_imported(install: Install, tmp_path: Path) -> None:
+    ours = distribution("rtk-inference").version
+    install("raise RuntimeError", requires="RTK_inference >=99, <100")
+    install(GOOD, name="rtk-sound", module="sound", requires="rtk-inference>=0.1")
+    install(GOOD.replace("fast", "odd"), name="rtk-odd", module="odd", requires='rtk-inference>99; extra == "later"')
+    registry = found_in(tmp_path)
+    assert registry.names("eviction") == ["fast-lru", "odd-lru"]
+    (failure,) = registry.failures
+    assert str(failure.origin) == "rtk-sample 1.2 (entry point 'sample')"
+    assert failure.reason == (
+        f"it needs rtk-inference <100,>=99, this is {ours}; install another version of it, or of rtk-inference"
+    )
+    assert "sample" not in sys.modules
+
+
+def test_of_two_folders_with_metadata_of_one_distribution_both_are_named(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    stale = tmp_path / "stale"
+    write_metadata(stale, "rtk-Sample", "[rtk]\nsample = sample\nmore = more\n", version="1.1")
+    write_metadata(tmp_path / "same", "rtk-sample", "[rtk]\nsample = sample\n")
+    folders = [str(tmp_path), str(stale), str(tmp_path / "same")]
+    registry = load_from(one for folder in folders for one in distributions(path=[folder]))
+    assert registry.names("eviction") == ["fast-lru"]
+    (failure,) = registry.failures
+    assert str(failure.origin) == "rtk-Sample 1.1 (entry point 'more')"
+    assert failure.reason == (
+        f"the metadata of rtk-Sample in {stale} is hidden by that of version 1.2 in {tmp_path}; "
+        "remove the one that is stale"
+    )
+
+
+def test_metadata_that_cannot_be_read_hides_nothing(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    (tmp_path / "broken-1.dist-info").mkdir()
+    (tmp_path / "broken-1.dist-info" / "entry_points.txt").write_bytes(b"[rtk]\nx = \xff\n")
+    assert load_from(distributions(path=[str(tmp_path)])).names("eviction") == ["fast-lru"]

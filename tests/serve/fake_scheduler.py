@@ -33,6 +33,7 @@ from rtk.schedule.messages import (
     Verdict,
 )
 from rtk.schedule.timeline import Overtaken, Timeline
+from rtk.serve.protocol import Vitals
 
 WAIT_S = 10
 STOP = Finish(reason="stop", matched=2)
@@ -116,6 +117,7 @@ class FakeScheduler:
         self.script = script
         self.deliver = None
         self.healthy = True
+        self.vitals = Vitals()
         self.received = []
         self.explanation = None
         self.pins = (GREETING,)

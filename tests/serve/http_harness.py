@@ -22,7 +22,9 @@ MODEL = "tiny"
 def manager_over(fake, tokenizer, **facts):
     """A manager whose scheduler is `fake`."""
     facts = {"served_name": MODEL, "vocab_size": tokenizer.size, "context_length": 128, **facts}
-    manager = TokenizerManager(tokenizer, fake.send, ModelFacts(**facts), healthy=lambda: fake.healthy)
+    manager = TokenizerManager(
+        tokenizer, fake.send, ModelFacts(**facts), healthy=lambda: fake.healthy, vitals=lambda: fake.vitals
+    )
     fake.deliver = manager.deliver
     return manager
 

@@ -34,7 +34,8 @@ class Real:
         self._thread = SchedulerThread(self.harness.scheduler, lambda messages: self.manager.deliver(messages))
         facts = ModelFacts(served_name=MODEL, vocab_size=self.tokenizer.size, context_length=128)
         healthy = lambda: self._thread.healthy  # noqa: E731
-        self.manager = TokenizerManager(self.tokenizer, self._thread.send, facts, healthy=healthy)
+        vitals = lambda: self._thread.vitals  # noqa: E731
+        self.manager = TokenizerManager(self.tokenizer, self._thread.send, facts, healthy=healthy, vitals=vitals)
         self.app = create_app(self.manager)
 
     def _next(self, history):

@@ -13,9 +13,12 @@ from tiny_tokenizer import IM_END, byte_level, ids_of
 from rtk import Engine
 from rtk.config.load import config_from
 from rtk.errors import RequestError
+from rtk.observe.feed import Feeds
+from rtk.plugin import Plugin
 from rtk.plugin.host import installed
-from rtk.plugin.registry import Registry
+from rtk.plugin.registry import Origin, Registered, Registry
 from rtk.plugin.testing.scripted import ScriptedExecutor
+from rtk.plugin.testing.toys import RecorderOptions
 from rtk.schedule.budget import Limits
 from rtk.schedule.messages import NewRequest
 from rtk.serve import runtime
@@ -50,13 +53,14 @@ class Held:
 def engine(loop):
     engines = []
 
-    def build(script=echo, vocab_size=TOKENIZER.size, **config):
+    def build(script=echo, vocab_size=TOKENIZER.size, feeds=None, **config):
         limits = Limits(context_length=128, pool_tokens=512, page_size=1, max_running=4, max_prefill_tokens=4096)
         sizes = {"slots": 512, "page_size": 1, "max_running": 4, "context_length": 128}
         executor = ScriptedExecutor(script, **sizes, lazy=loop["lazy"])
         known = (vocab_size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         computing = Computing(executor, limits, *known, overlap=loop["overlap"])
-        engines.append(Engine(runtime=Runtime(config_from({"model.path": "scripted", **config}), computing, TOKENIZER)))
+        config = config_from({"model.path": "scripted", **config})
+        engines.append(Engine(runtime=Runtime(config, computing, TOKENIZER, feeds=feeds)))
         return engines[-1]
 
     yield build
@@ -68,6 +72,20 @@ def test_one_prompt_gives_one_answer(engine):
     answer = engine().generate("uv", {"max_new_tokens": 3})
     assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.finish.reason) == ("wxy", 2, 0, "length")
     assert answer.token_ids == tuple(ids_of(TOKENIZER, "w", "x", "y"))
+
+
+def test_observers_are_told_of_steps_and_requests_and_end_with_the_engine(engine, tmp_path):
+    plugin = Plugin(kind="observer", name="toy", summary="s", target="rtk.plugin.testing.toys:Recorder")
+    entry = Registered(plugin, Origin("toy", "rtk-observer-toy", "0.1"))
+    built = engine(feeds=Feeds([(entry, RecorderOptions(path=tmp_path / "out"))]))
+    built.generate("uv", {"max_new_tokens": 3})
+    assert built._runtime.manager.vitals().observers == {"toy": {"dropped": 0}}
+    built.close()
+    *told, closed = (tmp_path / "out").read_text().splitlines()
+    (request,) = (line for line in told if line.startswith("RequestReport("))
+    assert "prompt_tokens=2, cached_tokens=0, output_tokens=3, retractions=0" in request
+    assert len(told) >= 4
+    assert closed == "closed"
 
 
 def test_several_prompts_give_as_many_answers_in_order(engine):

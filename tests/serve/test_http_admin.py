@@ -11,6 +11,7 @@ from tiny_tokenizer import byte_level, ids_of
 from rtk.config.load import config_from
 from rtk.serve.http.rights import AdminRights
 from rtk.serve.launch import _listen, _server
+from rtk.serve.protocol import Vitals
 
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
@@ -27,6 +28,23 @@ def test_health(http):
     http.fake.healthy = False
     assert error_of(http.get("/health"), 503)["code"] == "engine_stopped"
     assert error_of(http.complete(prompt="x"), 503)["code"] == "engine_stopped"
+
+
+def test_health_names_plugins_that_failed_and_server_info_counts_them(http):
+    faults = {"eviction plugin 'big'": {"faults": 3, "instead": "least recently used"}}
+    http.fake.vitals = Vitals(turn_s=59.0, plugins=faults)
+    answer = http.get("/health")
+    instead = {"eviction plugin 'big'": "least recently used"}
+    assert (answer.status_code, answer.json()) == (200, {"status": "degraded", "instead": instead})
+    assert http.get("/server_info").json()["plugin_faults"] == faults
+
+
+def test_health_of_an_engine_that_does_not_turn(http):
+    http.fake.vitals = Vitals(turn_s=61.2)
+    error = error_of(http.get("/health"), 503)
+    assert error["code"] == "engine_stuck"
+    assert error["message"].startswith("the engine's thread has been in one turn for 61 s: ")
+    assert http.complete(prompt="x").status_code == 200  # only told: it may be a long step
 
 
 def test_server_info(http):

@@ -6,6 +6,8 @@ import pytest
 from http_harness import error_of, events
 from real_server import PROMPT, Real, run
 
+from rtk.plugin import SchedulePolicy
+
 X15 = (b"\xc3", b"\xa9\xe6", b"\xbc\xa2", b"\xf0\x9f", b"\xa7", b"\x8a")
 
 
@@ -114,3 +116,22 @@ def test_the_engines_end_is_an_error_for_who_waits():
         assert error_of(await server.post("/v1/completions"), 503)["code"] == "engine_stopped"
 
     run(Real("a", end=False), test)
+
+
+class Raises(SchedulePolicy):
+    def rank(self, columns, ctx):
+        raise ValueError("no order today")
+
+
+def test_a_policy_that_fails_while_serving_is_named_and_no_request_is_lost():
+    async def test(server):
+        assert (await server.request("GET", "/health")).json() == {"status": "ok"}
+        answer = (await server.post("/generate", sampling_params={"max_new_tokens": 3})).json()
+        assert answer["text"] == "bbb"
+        instead = {"schedule plugin 'Raises'": "order of arrival"}
+        assert (await server.request("GET", "/health")).json() == {"status": "degraded", "instead": instead}
+        info = (await server.request("GET", "/server_info")).json()
+        (faults,) = info["plugin_faults"].values()
+        assert faults == {"faults": info["stats"]["plugin_faults"], "instead": "order of arrival"}
+
+    run(Real("b", end=False, schedule=Raises()), test)

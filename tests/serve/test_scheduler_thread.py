@@ -1,16 +1,19 @@
 """The thread sleeps when there is nothing to compute, and wakes for what arrives."""
 
 import queue
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rtk.cache.key import pack
-from rtk.plugin import SchedulePolicy
+from rtk.plugin import EvictionPolicy, SchedulePolicy
 from rtk.plugin.testing.harness import Harness
 from rtk.schedule.messages import Abort, ExplainRequest, GetStats, NewRequest, Output, Stats
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.timeline import Wait
+from rtk.serve.protocol import Vitals
 from rtk.serve.scheduler_thread import SchedulerThread
 
 
@@ -37,8 +40,8 @@ class Inbox(queue.SimpleQueue):
         return super().get(block=False)
 
 
-def new(rid, max_new_tokens=2, **more):
-    return NewRequest(rid=rid, tokens=pack([1]), params=SamplingParams(max_new_tokens=max_new_tokens), **more)
+def new(rid, max_new_tokens=2, prompt=(1,), **more):
+    return NewRequest(rid=rid, tokens=pack(prompt), params=SamplingParams(max_new_tokens=max_new_tokens), **more)
 
 
 def driven(policy):
@@ -113,3 +116,80 @@ def test_a_message_ends_the_pause():
     thread.stop()
     assert said.get(timeout=10).finish.problem == "the engine shut down"
     assert thread.failure is None
+
+
+class Watches(SchedulePolicy):
+    """Notes what is told of the thread while it is asked, and fails."""
+
+    def rank(self, columns, ctx):
+        self.now[0] += 7.0
+        self.seen = self.thread.vitals
+        raise ValueError("wrong")
+
+
+def test_the_vitals_tell_how_long_a_turn_lasts_and_which_plugins_failed(monkeypatch):
+    policy = Watches()
+    thread, _, _ = driven(policy)
+    policy.thread, policy.now = thread, [100.0]
+    monkeypatch.setattr("rtk.serve.scheduler_thread.time", SimpleNamespace(monotonic=lambda: policy.now[0]))
+    assert thread.vitals == Vitals(0.0, {})
+    thread.send(new("a"))
+    assert thread._turn()
+    assert policy.seen == Vitals(7.0, {})
+    failed = {"schedule plugin 'Watches'": {"faults": 1, "instead": "order of arrival"}}
+    assert thread.vitals == Vitals(7.0, failed)
+    thread._awaited = lambda: [policy.now.append(thread.vitals.turn_s)]
+    thread.send(None)
+    assert not thread._turn()
+    assert policy.now[1] == 0.0  # while it waits
+
+
+class LoopsOnce(SchedulePolicy, EvictionPolicy):
+    """Loops in the method named, when asked for the third time."""
+
+    def __init__(self, method):
+        self.method = method
+        self.asked = 0
+
+    def act(self, method, answer):
+        self.asked += method == self.method
+        if self.asked == 3:
+            while True:
+                pass
+        return answer
+
+    def rank(self, columns, ctx):
+        return self.act("rank", (-columns.id,))
+
+    def key(self, node):
+        return self.act("key", (-node.last_use,))
+
+
+@pytest.mark.parametrize("kind", ["eviction", "schedule"])
+def test_a_scheduler_goes_on_after_a_loop_and_loses_no_request(kind, monkeypatch, caplog):
+    monkeypatch.setattr("rtk.plugin.watchdog.EVERY_S", 0.02)
+    policy = LoopsOnce({"eviction": "key", "schedule": "rank"}[kind])
+    harness, said = Harness(pool_tokens=24, max_running=2, **{kind: policy}), []
+    ended = threading.Semaphore(0)
+
+    def deliver(messages):
+        said.extend(messages)
+        for message in messages:
+            if isinstance(message, Output) and message.finish:
+                ended.release()
+
+    thread = SchedulerThread(harness.scheduler, deliver)
+    thread.start()
+    for i in range(6):
+        thread.send(new(f"r{i}", max_new_tokens=3, prompt=[100 * i + j for j in range(8)]))
+    for _ in range(6):
+        assert ended.acquire(timeout=60)
+    thread.stop()
+    finished = {
+        message.rid: message.finish.reason for message in said if isinstance(message, Output) and message.finish
+    }
+    assert finished == {f"r{i}": "length" for i in range(6)}
+    assert thread.failure is None
+    assert harness.stat("plugin_faults") == 1
+    harness.scheduler.check()
+    assert [record.levelname for record in caplog.records if "LoopsOnce" in record.message] == ["ERROR"]

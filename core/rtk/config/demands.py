@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from rtk.config.keys import as_text
-from rtk.config.models import Config, PluginSection, options_field
+from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field
 from rtk.config.sources import DEFAULT, Given
 from rtk.errors import PluginError
 from rtk.plugin.info import CAPABILITIES, NEED_CACHE
@@ -13,13 +13,13 @@ from rtk.plugin.registry import Registry
 def plugin_problems(config: Config, given: Mapping[str, Given], registry: Registry) -> Iterator[str]:
     """Every chosen plugin must be installed, be configurable, and find what it requires switched on."""
     off = _switched_off(config, given)
-    for name in type(config).model_fields:
-        section = getattr(config, name)
-        if isinstance(section, PluginSection):
-            path = f"{name}.{section.choice}"
-            chosen = _given(given, path, section.chosen)
-            for problem in _choice_problems(section, off, registry):
-                yield chosen.told(path, problem)
+    for name in PLUGIN_SECTIONS:
+        section: PluginSection = getattr(config, name)
+        path = f"{name}.{section.choice}"
+        one = _given(given, path, getattr(section, section.choice))
+        for chosen in section.all_chosen:
+            for problem in _choice_problems(name, section, chosen, off, registry):
+                yield one.told(path, problem)
 
 
 def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator[str]:
@@ -53,14 +53,16 @@ def _switched_off(config: Config, given: Mapping[str, Given]) -> dict[str, str]:
     return {}
 
 
-def _choice_problems(section: PluginSection, off: Mapping[str, str], registry: Registry) -> Iterator[str]:
+def _choice_problems(
+    name: str, section: PluginSection, chosen: str, off: Mapping[str, str], registry: Registry
+) -> Iterator[str]:
     try:
-        entry = registry.get(section.kind, section.chosen)
+        entry = registry.get(section.kind, chosen)
     except PluginError as error:
         yield str(error)
         return
-    if not hasattr(section, options_field(section.chosen)):
-        yield f"{section.kind}.{section.chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
+    if not hasattr(section, options_field(chosen)):
+        yield f"{name}.{chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
     if lacking := sorted(entry.plugin.requires & off.keys()):
         what = " and ".join(f"{capability} ({CAPABILITIES[capability]})" for capability in lacking)
         yield (

@@ -12,7 +12,7 @@ from typing import Any
 from rtk.config.document import Document, FileError
 from rtk.config.keys import Key
 from rtk.config.load import LoadedConfig
-from rtk.config.models import Config, PluginSection, options_field
+from rtk.config.models import PLUGIN_SECTIONS, Config, options_field
 from rtk.config.moved import MARKER, VERSION
 from rtk.config.sources import DEFAULT, read_document
 from rtk.config.written import as_toml, json_values
@@ -105,17 +105,17 @@ def _idle(config: Config) -> set[str]:
     """Where the options of plugins that are not chosen lie."""
     return {
         f"{name}.{field.alias}."
-        for name in type(config).model_fields
-        if isinstance(section := getattr(config, name), PluginSection)
+        for name in PLUGIN_SECTIONS
+        for section in [getattr(config, name)]
         for attribute, field in type(section).model_fields.items()
-        if field.alias and attribute != options_field(section.chosen)
+        if field.alias and attribute not in map(options_field, section.all_chosen)
     }
 
 
 def _packages(config: Config, registry: Registry) -> dict[str, str]:
     """rtk, the packages of the chosen plugins, and those that are required."""
-    sections = (getattr(config, name) for name in type(config).model_fields)
-    chosen = [registry.get(one.kind, one.chosen).origin for one in sections if isinstance(one, PluginSection)]
+    sections = [getattr(config, name) for name in PLUGIN_SECTIONS]
+    chosen = [registry.get(one.kind, name).origin for one in sections for name in one.all_chosen]
     found = {HOST: version(HOST), **{origin.distribution: origin.version for origin in chosen}}
     found |= {name: version(name) for name in config.plugins.require}
     return dict(sorted(found.items()))

@@ -75,6 +75,11 @@ class PluginSection(Section):
         name: str = getattr(self, self.choice)
         return name
 
+    @property
+    def all_chosen(self) -> tuple[str, ...]:
+        """Names of the chosen plugins: one, but where a section takes several."""
+        return (self.chosen,)
+
     def options(self, name: str | None = None) -> "Options":
         """The validated options of the plugin `name`, by default of the chosen one."""
         name = plugin_name(name or self.chosen)
@@ -247,6 +252,22 @@ class AttentionConfig(PluginSection):
     )
 
 
+class ObserveConfig(PluginSection):
+    """Who is told what the engine does, each in a process of its own."""
+
+    kind = "observer"
+    choice = "plugins"
+
+    plugins: tuple[PluginName, ...] = Field(
+        default=(), description="observer plugins, a JSON array of names", json_schema_extra=flag("--observe")
+    )
+
+    @property
+    def all_chosen(self) -> tuple[str, ...]:
+        """Names of the observers, each once."""
+        return tuple(dict.fromkeys(self.plugins))
+
+
 class PluginsConfig(Section):
     """Which packages must be there."""
 
@@ -282,5 +303,14 @@ class Config(Section):
     eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="eviction from the prefix cache")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
+    observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers")
     plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="packages with plugins")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")
+
+
+PLUGIN_SECTIONS: dict[str, type[PluginSection]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, PluginSection)
+}
+"""The sections that choose plugins, by name."""

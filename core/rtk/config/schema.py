@@ -6,7 +6,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core import core_schema
 
 from rtk.config.keys import KeyTable
-from rtk.config.models import Config, PluginSection
+from rtk.config.models import PLUGIN_SECTIONS
 from rtk.config.moved import MARKER, VERSION
 from rtk.config.tree import config_model
 from rtk.plugin.registry import Registry
@@ -26,22 +26,14 @@ def json_schema(registry: Registry) -> dict[str, Any]:
             options.append(NULL)
         if key.is_secret:
             leaf.pop("default", None)
-    for path, section in _plugin_sections(model):
-        _leaf(schema, path)["enum"] = registry.names(section.kind)
+    for name, section in PLUGIN_SECTIONS.items():
+        leaf = _leaf(schema, f"{name}.{section.choice}")
+        leaf.get("items", leaf)["enum"] = registry.names(section.kind)
     for path in table.sections:
         _resolved(schema, _leaf(schema, path))["type"] = ["object", "null"]  # YAML's empty sections are null
     versions = {"type": "integer", "minimum": 1, "maximum": VERSION, "description": "version of the file's keys"}
     schema["properties"] = {MARKER: versions, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Configuration of rtk"}
-
-
-def _plugin_sections(model: type[Config]) -> list[tuple[str, type[PluginSection]]]:
-    fields = ((name, field.annotation) for name, field in model.model_fields.items())
-    return [
-        (f"{name}.{section.choice}", section)
-        for name, section in fields
-        if isinstance(section, type) and issubclass(section, PluginSection)
-    ]
 
 
 def _leaf(schema: dict[str, Any], path: str) -> dict[str, Any]:

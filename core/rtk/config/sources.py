@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from rtk.config.document import Document, FileError, KeyPath
 from rtk.config.keys import PREFIX, Key, KeyTable, as_text, nearest, spelling, variable
+from rtk.config.models import PLUGIN_SECTIONS
 from rtk.config.moved import MARKER, VERSION, moved
 from rtk.errors import PluginError
-from rtk.plugin.info import KINDS
 from rtk.plugin.registry import Registry
 
 DEFAULT = "default"
@@ -99,9 +99,9 @@ class Layer:
             if one.old == path:
                 return f"it is {one.new} since version {one.version} of files"
         match path.split("."):
-            case [kind, name, *option] if kind in KINDS and (option or is_table):
+            case [section, name, *option] if section in PLUGIN_SECTIONS and (option or is_table):
                 try:
-                    self._registry.get(kind, name)
+                    self._registry.get(PLUGIN_SECTIONS[section].kind, name)
                 except PluginError as error:
                     return str(error)
         return nearest(path, [*self.keys.by_path, *(self.keys.sections if is_table else ())])

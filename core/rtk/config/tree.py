@@ -5,18 +5,17 @@ from typing import Any
 
 from pydantic import Field, create_model
 
-from rtk.config.models import Config, PluginSection, options_field, plugin_name
+from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
 from rtk.plugin.registry import Registry
 
 
 @functools.lru_cache(maxsize=8)
 def config_model(registry: Registry) -> type[Config]:
-    """`Config` with the options of every plugin in `registry`, at `<kind>.<name>.<option>`. One class per registry."""
+    """`Config` with options of every plugin in `registry`, at `<section>.<name>.<option>`. One class per registry."""
     sections: dict[str, Any] = {}
-    for name, field in Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, PluginSection):
-            section = _with_options(field.annotation, registry)
-            sections[name] = (section, Field(default_factory=section, description=field.description))
+    for name, plain in PLUGIN_SECTIONS.items():
+        section = _with_options(plain, registry)
+        sections[name] = (section, Field(default_factory=section, description=Config.model_fields[name].description))
     return create_model("Config", __base__=Config, __doc__=Config.__doc__, **sections)
 
 

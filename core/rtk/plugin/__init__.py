@@ -13,6 +13,7 @@ from rtk.plugin.attention import (
 from rtk.plugin.eviction import EvictionPolicy, NodeView
 from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, Spec, Vocabulary
 from rtk.plugin.info import API_VERSION, Options, Plugin
+from rtk.plugin.observer import Observer, RequestReport, StepReport
 from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext, SchedulePolicy, TreeView
 from rtk.plugin.spec import hookimpl
 from rtk.plugin.storage import Storage
@@ -32,13 +33,16 @@ __all__ = [
     "LayerCall",
     "Matcher",
     "NodeView",
+    "Observer",
     "Options",
     "Plugin",
     "Progress",
+    "RequestReport",
     "RequestView",
     "ScheduleContext",
     "SchedulePolicy",
     "Spec",
+    "StepReport",
     "Storage",
     "TreeView",
     "Vocabulary",

@@ -1,7 +1,8 @@
 """Between the host and a policy: one that raises or answers nonsense is replaced by the host's own order.
 
 The host's orders: eviction falls back to least recently used and stays there (keys of two orders must not meet in one
-heap); scheduling falls back to order of arrival for that step and asks the policy again in the next.
+heap); scheduling falls back to order of arrival for that step and asks the policy again in the next. A policy that does
+not return is interrupted, and not asked again: each time would cost as much.
 """
 
 import itertools
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from rtk.errors import MAX_REASON, one_line, printable
 from rtk.plugin.eviction import FACTS, EvictionPolicy, NodeView
-from rtk.plugin.foreign import contained
+from rtk.plugin.foreign import Overran, contained
 from rtk.plugin.ordering import Keys, Ordering
 from rtk.plugin.schedule import (
     HOLD_LIMIT_S,
@@ -26,10 +27,12 @@ from rtk.plugin.schedule import (
     ScheduleContext,
     SchedulePolicy,
 )
+from rtk.plugin.watchdog import EVERY_S, PATIENCE, Watchdog
 
 log = logging.getLogger(__name__)
 
 HOST_EVICTION = "least recently used"
+HOST_SCHEDULE = "order of arrival"
 EXACT_TYPES = frozenset({bool, int, str})
 KEY_TYPES = EXACT_TYPES | {float, np.float64}
 """What keys of single things are made of: exactly these types; comparisons of a subclass's may fail.
@@ -39,10 +42,13 @@ So may NumPy's with a huge int: its floats become Python's.
 
 
 class Health:
-    """Counts the faults of plugins; the first of each is logged."""
+    """Counts the faults of one scheduler's plugins, the first of each is logged; and watches them."""
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
+        self.instead: dict[str, str] = {}
+        """What the host used at the latest fault of each."""
+        self.watchdog = Watchdog()
 
     @property
     def degraded(self) -> bool:
@@ -53,7 +59,14 @@ class Health:
         """Record that `plugin` failed, and what the host does instead."""
         if not self.faults[plugin]:
             log.error("%s: %s; the host uses %s instead", plugin, problem, instead)
+        self.instead[plugin] = instead
         self.faults[plugin] += 1
+
+    def report(self) -> dict[str, dict[str, int | str]]:
+        """By plugin: how often it failed, and what the host used in its place at the latest fault. From any thread."""
+        return {
+            plugin: {"faults": faults, "instead": self.instead[plugin]} for plugin, faults in dict(self.faults).items()
+        }
 
 
 class GuardedEviction:
@@ -63,6 +76,7 @@ class GuardedEviction:
         self._policy = policy
         self._name = name
         self._health = health
+        self._watchdog = health.watchdog
         self._kinds: tuple[bool, ...] | None = None
         self._plain: set[tuple[type, ...]] = set()  # types of keys that need no second look
         self.facts = FACTS
@@ -86,15 +100,23 @@ class GuardedEviction:
     def key(self, node: NodeView) -> tuple[Any, ...]:
         """The policy's key for `node`, or the host's own `(last_use,)`. O(1)."""
         if not self.faulted:
+            watchdog = self._watchdog
             try:
-                key = self._policy.key(node)
+                try:  # `Watchdog.watched`, written out: it would cost as much as most keys
+                    watchdog.call = node  # whoever asks makes a new view for each call
+                    key = self._policy.key(node)
+                finally:
+                    watchdog.call = None
+                    if watchdog.alarm and watchdog.settle():
+                        raise Overran
                 if type(key) is tuple and tuple(map(type, key)) in self._plain:
                     return key
                 return self._checked(key)
             except BaseException as error:
+                watchdog.disarm()
                 if not contained(error):
                     raise
-                self.fault(f"key() failed: {one_line(error)}")
+                self.fault(_problem("key", error))
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
@@ -125,13 +147,20 @@ class GuardedEviction:
             if self.faulted:
                 return
             try:
-                method(*args)
+                watched(method, *args)
             except BaseException as error:
                 if not contained(error):
                     raise
-                self.fault(f"{event}() failed: {one_line(error)}")
+                self.fault(_problem(event, error))
 
+        watched = self._watchdog.watched
         return tell
+
+
+def _problem(method: str, error: BaseException) -> str:
+    if isinstance(error, Overran):
+        return f"{method}() did not return within {PATIENCE * EVERY_S:g} s, and is not called again"
+    return f"{method}() failed: {one_line(error)}"
 
 
 def _comparable(key: Any, kinds: tuple[bool, ...] | None) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
@@ -158,6 +187,7 @@ class GuardedSchedule:
         self._policy = policy
         self._name = f"schedule plugin {name!r}"
         self._health = health
+        self._given_up = False
         self._ranks = type(policy).rank is not SchedulePolicy.rank
         self._retract_kinds: tuple[bool, ...] | None = None
         self.reserves = self._overrides("chunk_reserve")
@@ -213,12 +243,16 @@ class GuardedSchedule:
 
     def _try(self, what: str, ask: Callable[..., Any], *args: Any) -> Any:
         """What `ask` answers, or None where the policy failed."""
+        if self._given_up:
+            return None
         try:
-            return ask(*args)
+            return self._health.watchdog.watched(ask, *args)
         except BaseException as error:
             if not contained(error):
                 raise
-            self._health.fault(self._name, f"{what}() failed: {one_line(error)}", INSTEAD[what])
+            self._given_up = isinstance(error, Overran)
+            instead = HOST_SCHEDULE if self._given_up else INSTEAD[what]
+            self._health.fault(self._name, _problem(what, error), instead)
             return None
 
     def _ranked(self, columns: Columns, ctx: ScheduleContext) -> Keys:
@@ -261,8 +295,8 @@ class GuardedSchedule:
 
 
 INSTEAD = {
-    "rank": "order of arrival",
-    "order": "order of arrival",
+    "rank": HOST_SCHEDULE,
+    "order": HOST_SCHEDULE,
     "hold": "no hold",
     "prefer_decode": "prefill first",
     "chunk_reserve": "no reserve",

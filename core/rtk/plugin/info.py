@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 API_VERSION = 1
 """The contract version of this host. A plugin built for another version is refused by name."""
 
-Kind = Literal["eviction", "schedule", "attention", "grammar", "storage"]
+Kind = Literal["eviction", "schedule", "attention", "grammar", "storage", "observer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 CAPABILITIES: dict[str, str] = {
@@ -26,7 +26,10 @@ NEED_CACHE = frozenset({"prefix_match", "tree"})
 
 
 class Options(BaseModel):
-    """Base of every plugin's options: frozen, unknown keys refused. They live at `<kind>.<name>.<option>`."""
+    """Base of every plugin's options: frozen, unknown keys refused.
+
+    They live at `<kind>.<name>.<option>`; those of observers at `observe.<name>.<option>`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

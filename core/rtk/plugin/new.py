@@ -25,6 +25,8 @@ class Sketch(NamedTuple):
     use: str
     """The end of the README."""
     requires: frozenset[str] = frozenset()
+    imports: str = ""
+    """What its options need of the standard library."""
 
 
 SKETCHES: dict[Kind, Sketch] = {
@@ -58,6 +60,13 @@ SKETCHES: dict[Kind, Sketch] = {
         "pages in the memory of this process",
         'max_bytes: int = Field(1 << 28, ge=1, description="most bytes that pages take")',
         "rtk asks no storage plugins yet: the contract and its suite come first.",
+    ),
+    "observer": Sketch(
+        "Watcher",
+        "writes down how long each request took",
+        'path: Path = Field(Path("requests.txt"), description="file that lines are added to")',
+        "Then serve with it: `rtk serve --observe '[\"$name\"]' --set observe.$key.path=requests.txt`.",
+        imports="from pathlib import Path\n\n",
     ),
 }
 
@@ -96,6 +105,7 @@ def _package(kind: Kind, name: str) -> dict[str, str]:
         "options": f"{sketch.object}Options",
         "option": sketch.option,
         "summary": sketch.summary,
+        "imports": sketch.imports,
         "use": string.Template(sketch.use).substitute(words),
         "requires": _requires(sketch),
         "rtk_version": version("rtk-inference"),

@@ -12,6 +12,7 @@ from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import SPEC_KINDS, GrammarBackend
 from rtk.plugin.info import KINDS, Kind, Options, Plugin, canonical
+from rtk.plugin.observer import Observer
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.storage import Storage
 
@@ -21,6 +22,7 @@ CONTRACTS: dict[Kind, type] = {
     "attention": AttentionBackend,
     "grammar": GrammarBackend,
     "storage": Storage,
+    "observer": Observer,
 }
 """The class that every plugin of a kind derives from."""
 
@@ -130,7 +132,7 @@ class Registry:
         if key in self._disputed:
             raise PluginError(f"{self._disputed[key].origin}: {self._disputed[key].reason}")
         if key not in self._found:
-            raise PluginError(self._unknown(kind, name))
+            raise PluginError(self._broken_one(kind, name) or self._unknown(kind, name))
         return self._found[key]
 
     def find(self, name: str) -> Registered:
@@ -147,6 +149,15 @@ class Registry:
         if len(kinds) > 1:
             raise PluginError(f"{name!r} is a name of several kinds; write {' or '.join(f'{k}:{name}' for k in kinds)}")
         return self.get(kinds[0], name)
+
+    def _broken_one(self, kind: Kind, name: str) -> str:
+        """What to tell of the entry point that seems to be meant, if one failed; else nothing."""
+        spellings = {canonical(name), f"{kind}-{canonical(name)}", f"rtk-{kind}-{canonical(name)}"}
+        for failure in self.failures:
+            origin, label = failure.origin, f"{kind} plugin {name!r}"
+            if spellings & {canonical(origin.entry_point), canonical(origin.distribution)} or label in failure.reason:
+                return f"{label} of {origin} cannot be used: {failure.reason}"
+        return ""
 
     def _unknown(self, kind: Kind, name: str) -> str:
         names = self.names(kind)

@@ -18,7 +18,7 @@ from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
-from rtk.schedule.scheduler import MatchStop, Scheduler
+from rtk.schedule.scheduler import MatchStop, Reports, Scheduler
 from rtk.schedule.settings import Settings
 
 
@@ -50,6 +50,7 @@ def build_scheduler(
     match_stop: MatchStop,
     clock: Callable[[], float],
     rng: random.Random,
+    reports: Reports | None = None,
 ) -> Scheduler:
     """A scheduler with an empty cache.
 
@@ -81,4 +82,5 @@ def build_scheduler(
         health=health,
         clock=clock,
         rng=rng,
+        reports=reports,
     )

@@ -156,7 +156,7 @@ class Ledger:
                 step=step,
                 after_s=now - entry.arrival_s,
                 why=why,
-                made_room_for=tuple(map(self._name, for_rids[:NAMED])),
+                made_room_for=tuple(map(self.name, for_rids[:NAMED])),
                 others=max(0, len(for_rids) - NAMED),
                 output_tokens=len(request.output),
             )
@@ -271,7 +271,7 @@ class Ledger:
         found = self._queue.behind(entry.since, now, entry.request.rid)
         if found is None or (entry.behind is not None and entry.behind.seconds >= found.seconds):
             return entry.behind
-        return Behind(self._name(found.rid), found.cause, found.seconds)
+        return Behind(self.name(found.rid), found.cause, found.seconds)
 
     def _overtaken_of(self, entry: Entry) -> Overtaken:
         return entry.overtaken or self._starts.overtaking(entry.number, entry.starts)
@@ -280,7 +280,7 @@ class Ledger:
         said = () if entry.seen is None else self._queue.notes(entry.seen_round)
         return tuple(dict.fromkeys((*entry.notes, *said)))[-NOTES:]
 
-    def _name(self, rid: str) -> str:
+    def name(self, rid: str) -> str:
         """What the client calls a request; the scheduler's id where that is forgotten."""
         if rid in self._live:
             return self._live[rid].name

@@ -62,6 +62,9 @@ class Request:
     retractions: int = 0
     """How often it had to make room for others."""
 
+    first_token_s: float | None = None
+    """When its first token was taken in."""
+
     # Written when admission is committed, and by the steps that follow.
     row: int = 0
     lease: Lease | None = None

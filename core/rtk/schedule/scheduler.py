@@ -8,11 +8,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
+from rtk.plugin.observer import RequestReport, StepReport
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.batches import Batches
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
@@ -76,6 +78,16 @@ COUNTERS = (
 """Every counter of `Scheduler.stats`, there from the start with 0."""
 
 
+class Reports(Protocol):
+    """Who is told of steps and requests. It must not wait for anything."""
+
+    def on_step(self, report: StepReport) -> None:
+        """A step was taken in."""
+
+    def on_request(self, report: RequestReport) -> None:
+        """A request ended."""
+
+
 class Scheduler:
     """One scheduler over one executor."""
 
@@ -93,6 +105,7 @@ class Scheduler:
         health: Health,
         clock: Callable[[], float],
         rng: random.Random,
+        reports: Reports | None = None,
     ) -> None:
         self._pools = pools
         self._desk = desk
@@ -102,9 +115,11 @@ class Scheduler:
         self._settings = settings
         self._end_tokens = end_tokens
         self._match_stop = match_stop
-        self._health = health
+        self.health = health
+        """What became of the plugins."""
         self._clock = clock
         self._rng = rng
+        self._reports = reports
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._running = Running(pools)
@@ -327,6 +342,29 @@ class Scheduler:
             sampled += bool(row.samples)
         self._running.free(flight.garbage)
         self._queue.progressed(done)
+        if self._reports is not None:
+            self._reports.on_step(self._step_report(flight, result is None))
+
+    def _step_report(self, flight: Flight, failed: bool) -> StepReport:
+        pools, rows = self._pools, flight.plan.rows
+        free, evictable, protected = pools.allocator.free, pools.cache.evictable, pools.cache.protected
+        prefill = sum(
+            row.q_len for request, row in zip(flight.batch, rows, strict=True) if row.start < request.fill_len
+        )
+        return StepReport(
+            step=flight.plan.step,
+            ended_s=self._clock(),
+            failed=failed,
+            rows=len(rows),
+            prefill_tokens=prefill,
+            decode_tokens=sum(row.q_len for row in rows) - prefill,
+            running=len(self._running.requests),
+            waiting=len(self._queue),
+            free=free,
+            evictable=evictable,
+            protected=protected,
+            held=pools.allocator.capacity - free - evictable - protected,
+        )
 
     def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
         """One row of a step that was computed, or failed."""
@@ -355,6 +393,8 @@ class Scheduler:
                 self._end(request, Finish(reason="length"))
             else:
                 self.counters["middle_chunks"] += 1
+        if request.first_token_s is None:
+            request.first_token_s = self._clock()
         for token in tokens:
             request.append(token)
             self.counters["generated_tokens"] += 1
@@ -396,12 +436,28 @@ class Scheduler:
             self._batches.left()
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
-        self._ledger.ended(request, finish, self._clock())
+        now = self._clock()
+        self._ledger.ended(request, finish, now)
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
         self.counters[f"finished_{finish.reason}"] += 1
+        if self._reports is not None:
+            self._reports.on_request(
+                RequestReport(
+                    rid=self._ledger.name(request.rid),
+                    arrival_s=request.arrival_s,
+                    first_token_s=request.first_token_s,
+                    ended_s=now,
+                    prompt_tokens=request.prompt_len,
+                    cached_tokens=request.cached_len,
+                    output_tokens=len(request.output),
+                    retractions=request.retractions,
+                    priority=request.priority,
+                    reason=finish.reason,
+                )
+            )
 
     # --- books --------------------------------------------------------------------------------------------------
 
@@ -430,7 +486,7 @@ class Scheduler:
             "retractions_are_frequent": int(self._batches.retractions_are_frequent),
             "evicted_tokens": pools.cache.evicted,
             "schedule_fallbacks": self._queue.fallbacks,
-            "plugin_faults": sum(self._health.faults.values()),
+            "plugin_faults": sum(self.health.faults.values()),
         }
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from rtk.config.keys import as_text
 from rtk.config.load import LoadedConfig
-from rtk.config.models import Config, PluginSection
+from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
 from rtk.serve.computing import chunk_tokens, context_length, overlaps, usable_device
-from rtk.serve.runtime import build_policies
+from rtk.serve.runtime import build_policies, start_observers
 
 
 def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
@@ -19,6 +19,7 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
     """
     config = loaded.config
     build_policies(config)
+    start_observers(config).close()
     lines = [*_model(config, registry), *_plugins(config, registry)]
     serve = config.serve
     host = f"[{serve.host}]" if ":" in serve.host else serve.host
@@ -56,10 +57,9 @@ def _model(config: Config, registry: Registry) -> Iterator[str]:
 
 
 def _plugins(config: Config, registry: Registry) -> Iterator[str]:
-    for name in type(config).model_fields:
-        section = getattr(config, name)
-        if isinstance(section, PluginSection):
-            entry = registry.get(section.kind, section.chosen)
-            options = ", ".join(f"{option} = {as_text(value)}" for option, value in section.options())
+    for section in (getattr(config, name) for name in PLUGIN_SECTIONS):
+        for chosen in section.all_chosen:
+            entry = registry.get(section.kind, chosen)
+            options = ", ".join(f"{option} = {as_text(value)}" for option, value in section.options(chosen))
             origin = f"{entry.origin.distribution} {entry.origin.version}"
             yield f"{section.kind}: {entry.plugin.name} of {origin}" + (f" ({options})" if options else "")

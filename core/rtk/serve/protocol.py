@@ -32,6 +32,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Vitals:
+    """How the engine is."""
+
+    turn_s: float = 0.0
+    """For how long its thread has been in the turn that it is in; 0 while it waits for something to do."""
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The plugins that failed, with their `faults`, and what the host used `instead`."""
+    observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What observers missed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """A prompt as messages. `options` are variables of the model's chat template."""
 

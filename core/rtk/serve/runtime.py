@@ -1,5 +1,6 @@
 """From a configuration to a running engine: model, pool, scheduler and the client protocol, all in this process."""
 
+import dataclasses
 import logging
 import random
 import time
@@ -9,10 +10,11 @@ from pathlib import Path
 
 from rtk.config.models import Config
 from rtk.model.progress import Progress, silent
+from rtk.observe.feed import Feeds
 from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
-from rtk.schedule.scheduler import Scheduler
+from rtk.schedule.scheduler import Reports, Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
@@ -34,9 +36,14 @@ class Runtime:
     """A running engine. `manager` is the way in; `close` ends it."""
 
     def __init__(
-        self, config: Config, computing: Computing, tokenizer: Tokenizer, after_step: AfterStep | None = None
+        self,
+        config: Config,
+        computing: Computing,
+        tokenizer: Tokenizer,
+        after_step: AfterStep | None = None,
+        feeds: Feeds | None = None,
     ) -> None:
-        """Starts the scheduler's thread."""
+        """Starts the scheduler's thread. `feeds`: the observers, which end with the engine."""
         self.config = config
         policies = build_policies(config)
         facts = ModelFacts(
@@ -47,9 +54,16 @@ class Runtime:
             reads_priority=policies.read_priority,
             reads_routing_key=policies.read_routing_key,
         )
-        scheduler = _scheduler(config, policies, computing, tokenizer)
+        self._feeds = feeds or Feeds()
+        scheduler = _scheduler(config, policies, computing, tokenizer, self._feeds if len(self._feeds) else None)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
-        self.manager = TokenizerManager(tokenizer, self._thread.send, facts, healthy=lambda: self._thread.healthy)
+        self.manager = TokenizerManager(
+            tokenizer,
+            self._thread.send,
+            facts,
+            healthy=lambda: self._thread.healthy,
+            vitals=lambda: dataclasses.replace(self._thread.vitals, observers=self._feeds.report()),
+        )
         self._thread.start()
 
     def _deliver(self, messages: list[Outbound]) -> None:
@@ -58,6 +72,7 @@ class Runtime:
     def close(self) -> None:
         """Stop the scheduler; requests that still run end with an error. Safe to call twice."""
         self._thread.stop()
+        self._feeds.close()
 
 
 def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | None = None) -> Runtime:
@@ -68,13 +83,24 @@ def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | 
     from rtk.model.store import resolve_model
     from rtk.serve.computing import load
 
-    with fetching() as progress:
-        folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
-    tokenizer = Tokenizer.load(folder)
-    computing = load(config, installed(), folder, tokenizer.size)
-    runtime = Runtime(config, computing, tokenizer, after_step)
+    feeds = start_observers(config)  # the quickest to fail
+    try:
+        with fetching() as progress:
+            folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
+        tokenizer = Tokenizer.load(folder)
+        computing = load(config, installed(), folder, tokenizer.size)
+        runtime = Runtime(config, computing, tokenizer, after_step, feeds)
+    except BaseException:
+        feeds.close()
+        raise
     log.info(computing.summary)
     return runtime
+
+
+def start_observers(config: Config) -> Feeds:
+    """Start the chosen observers, each in a process of its own. Raises `PluginError`."""
+    section = config.observe
+    return Feeds((installed().get("observer", name), section.options(name)) for name in section.all_chosen)
 
 
 def build_policies(config: Config) -> Policies:
@@ -94,7 +120,9 @@ def build_policies(config: Config) -> Policies:
     )
 
 
-def _scheduler(config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer) -> Scheduler:
+def _scheduler(
+    config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer, reports: Reports | None
+) -> Scheduler:
     return build_scheduler(
         policies,
         computing.executor,
@@ -113,4 +141,5 @@ def _scheduler(config: Config, policies: Policies, computing: Computing, tokeniz
         match_stop=tokenizer.match_stop,
         clock=time.monotonic,
         rng=random.Random(),
+        reports=reports,
     )

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from rtk.schedule.messages import Inbound, NewRequest, Outbound, Question, Refused, Verdict
 from rtk.schedule.scheduler import Scheduler
+from rtk.serve.protocol import Vitals
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,20 @@ class SchedulerThread:
         self._clock = scheduler.clock
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Inbound | None] = queue.SimpleQueue()
+        self._health = scheduler.health
+        self._turn_began: float | None = None
         self._pause = 0.0
         self._thread = threading.Thread(target=self._run, name="rtk-scheduler", daemon=True)
         self.healthy = True
         """Whether messages are still worked on. Once false, a message sent later may stay without an answer."""
         self.failure: BaseException | None = None
         """The bug that ended the thread, if one did."""
+
+    @property
+    def vitals(self) -> Vitals:
+        """How the scheduler is; from any thread."""
+        began = self._turn_began
+        return Vitals(0.0 if began is None else time.monotonic() - began, self._health.report())
 
     def start(self) -> None:
         """Begin. Called once."""
@@ -63,6 +73,11 @@ class SchedulerThread:
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        with self._health.watchdog.watching():
+            self._serve()
+        del self._scheduler  # and with it the model and the pool: a closed engine that somebody keeps holds no memory
+
+    def _serve(self) -> None:
         why = "the engine shut down"
         try:
             while self._turn():
@@ -70,14 +85,15 @@ class SchedulerThread:
         except BaseException as error:
             log.exception("the scheduler stopped on a bug; running requests are ended with an error")
             self.failure, why = error, "the scheduler stopped"
-        self.healthy = False
+        self.healthy, self._turn_began = False, None
         self._emit(self._scheduler.abandon(why))
         self._emit([answer for message in self._waiting() if (answer := _refusal(message, why)) is not None])
-        del self._scheduler  # and with it the model and the pool: a closed engine that somebody keeps holds no memory
 
     def _turn(self) -> bool:
         """Take in what arrived and make one step; waits only when there is nothing to compute. False: stop."""
+        self._turn_began = None
         messages = [*self._awaited(), *self._waiting()]
+        self._turn_began = time.monotonic()
         self._emit(self._scheduler.receive(message for message in messages if message is not None))
         if None in messages:
             return False

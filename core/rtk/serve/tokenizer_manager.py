@@ -41,12 +41,12 @@ from rtk.schedule.messages import (
 from rtk.schedule.params import SamplingParams, check_text, sampling_params, shown
 from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.prompts import PromptEncoder
-from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, check_defaults, sampling_defaults
+from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, Vitals, check_defaults, sampling_defaults
 from rtk.serve.request_explanation import RequestExplanation, request_explanation
 from rtk.serve.text import Detokenizer, TextOutput
 from rtk.serve.tokenizer import Tokenizer
 
-__all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager", "sampling_defaults"]
+__all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager", "Vitals", "sampling_defaults"]
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +95,14 @@ class TokenizerManager:
         facts: ModelFacts,
         *,
         healthy: Callable[[], bool] = lambda: True,
+        vitals: Callable[[], Vitals] = Vitals,
     ) -> None:
-        """`send` must not block. `healthy` answers whether whoever receives it still works."""
+        """`send` must not block. `healthy` answers whether whoever receives it still works, `vitals` how well."""
         self.facts = facts
         self.tokenizer = tokenizer
         self._send = send
         self._healthy = healthy
+        self.vitals = vitals
         self._prompts = PromptEncoder(tokenizer, facts)
         self._detokenizer = Detokenizer(tokenizer.assembler)
         self._numbers = itertools.count(1)

@@ -9,11 +9,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from rtk.plugin.eviction import NodeView
+from rtk.plugin.observer import RequestReport, StepReport
 from rtk.plugin.schedule import Columns, RequestView
 
 Rows = tuple[tuple[int, int], ...]
 SIZES = st.integers(0, 2**31 - 1) | st.integers(0, 40)
 """What counts tokens: any number that a table of int32 holds, and often a small one."""
+
+MOMENTS = st.floats(0, 1e6, allow_subnormal=False)
 
 
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
@@ -95,3 +98,29 @@ def batches(draw: st.DrawFn) -> tuple[Rows, bool, int]:
     """Rows as (q_len, kv_len), whether their slots are scattered, and a number to choose other things by."""
     row = st.integers(1, 90).flatmap(lambda n: st.tuples(st.sampled_from([1, math.ceil(n / 2), n]), st.just(n)))
     return tuple(draw(st.lists(row, min_size=1, max_size=6))), draw(st.booleans()), draw(st.integers(0, 99))
+
+
+@st.composite
+def step_reports(draw: st.DrawFn) -> StepReport:
+    """A step, as any engine might report it."""
+    numbers = {name: draw(SIZES) for name in StepReport._fields if StepReport.__annotations__[name] is int}
+    return StepReport(**numbers, ended_s=draw(MOMENTS), failed=draw(st.booleans()))
+
+
+@st.composite
+def request_reports(draw: st.DrawFn) -> RequestReport:
+    """A request, as any engine might report it."""
+    arrival, first, ended = sorted(draw(st.lists(MOMENTS, min_size=3, max_size=3)))
+    prompt, output = draw(st.integers(1, 2**31 - 1)), draw(SIZES)
+    return RequestReport(
+        rid=draw(st.text(max_size=20)),
+        arrival_s=arrival,
+        first_token_s=first if output else None,
+        ended_s=ended,
+        prompt_tokens=prompt,
+        cached_tokens=draw(st.integers(0, prompt - 1)),
+        output_tokens=output,
+        retractions=draw(SIZES),
+        priority=draw(st.integers(-(2**31), 2**31 - 1)),
+        reason=draw(st.sampled_from(["stop", "length", "abort", "error"])),
+    )

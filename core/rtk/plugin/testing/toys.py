@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, Spec, Vocabulary, write_row
 from rtk.plugin.info import Options
+from rtk.plugin.observer import Observer, RequestReport, StepReport
 from rtk.plugin.storage import Storage
 
 
@@ -102,3 +104,26 @@ class Memory(Storage):
             return key in self.pages
         self.pages[key] = bytes(page)
         return True
+
+
+class RecorderOptions(Options):
+    """Where a `Recorder` writes."""
+
+    path: Path = Path("rtk-reports.txt")
+
+
+class Recorder(Observer):
+    """Writes every report down, a line for each."""
+
+    def __init__(self, options: RecorderOptions) -> None:
+        self._out = options.path.open("a", encoding="utf-8")
+
+    def on_step(self, report: StepReport) -> None:
+        self._out.write(f"{report!r}\n")
+
+    def on_request(self, report: RequestReport) -> None:
+        self._out.write(f"{report!r}\n")
+
+    def close(self) -> None:
+        self._out.write("closed\n")
+        self._out.close()

@@ -14,6 +14,9 @@ from rtk.serve.http.errors import error_body, json_response
 from rtk.serve.http.fields import Scope
 from rtk.serve.tokenizer_manager import TokenizerManager
 
+STUCK_S = 60.0
+"""How long one turn of the scheduler may take before /health tells of it: longer than any step."""
+
 
 class Admin(Endpoints):
     """Handlers for whoever runs the server."""
@@ -24,16 +27,27 @@ class Admin(Endpoints):
         """`version` and `config` are what /server_info tells beside what the manager knows."""
         super().__init__(manager, settings)
         self._version = version
-        self._config = config
+        self._config = dict(config)
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 while requests can be served, else 503."""
+        """GET /health: 200 while requests can be served, else 503; names the plugins that failed."""
         self.manager.check_healthy()
+        vitals = self.manager.vitals()
+        if vitals.turn_s > STUCK_S:
+            raise RequestError(
+                f"the engine's thread has been in one turn for {vitals.turn_s:.0f} s: it computes a very long step, or "
+                "is caught in code that cannot be interrupted; see the log, and restart the server if it stays so",
+                code="engine_stuck",
+                status=503,
+            )
+        if vitals.plugins:
+            instead = {name: one["instead"] for name, one in vitals.plugins.items()}
+            return json_response({"status": "degraded", "instead": instead})
         return json_response({"status": "ok"})
 
     async def server_info(self, request: Request) -> Response:
         """GET /server_info: the model, the engine's counters and gauges, version and configuration."""
-        facts, refusal = self.manager.facts, self.settings.admin.refusal(request)
+        facts, refusal, vitals = self.manager.facts, self.settings.admin.refusal(request), self.manager.vitals()
         model = {
             "served_name": facts.served_name,
             "vocab_size": facts.vocab_size,
@@ -47,6 +61,8 @@ class Admin(Endpoints):
                 "model": model,
                 "in_flight": self.manager.in_flight,
                 "stats": await self.manager.stats(),
+                "plugin_faults": vitals.plugins,
+                "observers": vitals.observers,
             }
         )
 

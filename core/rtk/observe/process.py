@@ -1,0 +1,84 @@
+"""The process of one observer: builds it, says whether that went well, and passes on what arrives until the end.
+
+It ends with the engine: when the pipe closes, or the engine's process is gone while the observer does not come back.
+"""
+
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import msgspec
+
+from rtk.errors import PluginError, one_line
+from rtk.observe.wire import STEP, receive
+from rtk.plugin.observer import Observer, RequestReport, StepReport
+
+LIMIT = 1024
+"""Reports that wait here; more wait in the pipe and then in the engine, which drops what is too much."""
+PATIENCE_S = 2.0
+"""How often a reader that cannot go on looks whether the engine is still there."""
+
+LAST_S = 10.0
+"""How long an observer may take to end, where no engine is left to stop it."""
+
+
+def main() -> None:
+    """Started by `rtk.observe.feed`."""
+    answers, source = os.fdopen(os.dup(1), "w"), sys.stdin.buffer
+    os.dup2(2, 1)  # what the observer prints goes where the server's log goes
+    entry, options = pickle.loads(receive(source) or b"")  # from the process that started this one
+    try:
+        observer = entry.build(options)
+    except PluginError as error:
+        answers.write(f"{error}\n")
+        return
+    answers.write("ready\n")
+    answers.close()
+    reports: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(LIMIT)
+    threading.Thread(target=read, args=(source, reports, os.getppid()), daemon=True).start()
+    tell(observer, reports, lambda problem: print(f"{entry.label}: {problem}", file=sys.stderr, flush=True))  # noqa: T201
+
+
+def read(source: BinaryIO, reports: "queue.Queue[Any]", engine: int) -> None:
+    """Pass on what arrives, and that there is no more; then end the process, if it is still there after a while."""
+    while (frame := receive(source)) is not None:
+        for report in msgspec.msgpack.decode(frame):
+            _put(report, reports, engine)
+    _put(None, reports, engine)
+    time.sleep(LAST_S)
+    os._exit(1)
+
+
+def _put(report: Any, reports: "queue.Queue[Any]", engine: int) -> None:
+    while True:
+        try:
+            return reports.put(report, timeout=PATIENCE_S)
+        except queue.Full:
+            if os.getppid() != engine:
+                os._exit(1)
+
+
+def tell(observer: Observer, reports: "queue.Queue[Any]", complain: Callable[[str], None]) -> None:
+    """Hand the observer its reports; what it raises is told once for each method."""
+    failed = set()
+
+    def call(method: str, *report: object) -> None:
+        try:
+            getattr(observer, method)(*report)
+        except Exception as error:  # noqa: BLE001 - of a stranger
+            if method not in failed:
+                complain(f"{method}() failed: {one_line(error)}; the next report comes all the same")
+            failed.add(method)
+
+    while (report := reports.get()) is not None:
+        kind, values = report
+        if kind == STEP:
+            call("on_step", StepReport(*values))
+        else:
+            call("on_request", RequestReport(*values))
+    call("close")

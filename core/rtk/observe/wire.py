@@ -1,0 +1,25 @@
+"""How reports travel to an observer's process: frames of bytes, each after its length."""
+
+import struct
+from typing import IO
+
+STEP, REQUEST = 0, 1
+"""What stands before a report in a frame, which is a list of pairs in MessagePack."""
+
+_LENGTH = struct.Struct("<I")
+
+
+def send(out: IO[bytes], frame: bytes) -> None:
+    """Write a frame; waits until it is taken."""
+    out.write(_LENGTH.pack(len(frame)) + frame)
+    out.flush()
+
+
+def receive(source: IO[bytes]) -> bytes | None:
+    """Read a frame; None where there is no more, or only a part of one."""
+    header = source.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    frame = source.read(length)
+    return frame if len(frame) == length else None

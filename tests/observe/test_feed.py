@@ -1,0 +1,191 @@
+"""Observers: told in a process of their own, and unable to do anything to the engine."""
+
+import queue
+import subprocess
+import sys
+from io import BytesIO
+
+import msgspec
+import pytest
+
+from rtk.errors import PluginError
+from rtk.observe import feed as feed_module
+from rtk.observe import process
+from rtk.observe.feed import Feeds
+from rtk.observe.wire import REQUEST, STEP, receive, send
+from rtk.plugin import Observer, Options, Plugin, RequestReport, StepReport
+from rtk.plugin.registry import Origin, Registered
+from rtk.plugin.testing.observer import reports
+from rtk.plugin.testing.toys import RecorderOptions
+
+STEP_1 = StepReport(1, 0.5, False, 2, 10, 0, 2, 3, 90, 0, 6, 4)
+REQUEST_1 = RequestReport("é", 0.1, None, 0.9, 5, 2, 0, 1, -3, "abort")
+
+
+def registered(target, options=Options, name="toy"):
+    plugin = Plugin(kind="observer", name=name, summary="s", target=target, options=options)
+    return Registered(plugin, Origin("toy", "rtk-observer-toy", "0.1"))
+
+
+LABEL = "observer plugin 'toy' of rtk-observer-toy 0.1 (entry point 'toy')"
+TOY = registered("rtk.plugin.testing.toys:Recorder", RecorderOptions)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Put a module with an observer `It` on the path of the processes."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def put(body, name):
+        source = f"import os, sys, time\nfrom rtk.plugin import Observer\nclass It(Observer):\n{body}\n"
+        (tmp_path / f"{name}.py").write_text(source)
+        return registered(f"{name}:It"), Options()
+
+    return put
+
+
+def test_an_observer_gets_every_report_in_order_and_is_closed(tmp_path):
+    out = tmp_path / "out"
+    feeds = Feeds([(TOY, RecorderOptions(path=out))])
+    made = list(reports(300, seed=5))
+    for report in made:
+        (feeds.on_step if isinstance(report, StepReport) else feeds.on_request)(report)
+    assert feeds.report() == {"toy": {"dropped": 0}}
+    feeds.close()
+    assert out.read_text().splitlines() == [*map(repr, made), "closed"]
+
+
+def test_several_observers_get_the_same(tmp_path):
+    second = registered("rtk.plugin.testing.toys:Recorder", RecorderOptions, name="other")
+    paths = [tmp_path / "a", tmp_path / "b"]
+    feeds = Feeds(zip((TOY, second), (RecorderOptions(path=path) for path in paths), strict=True))
+    feeds.on_step(STEP_1)
+    feeds.on_request(REQUEST_1)
+    feeds.close()
+    assert [path.read_text() for path in paths] == [f"{STEP_1!r}\n{REQUEST_1!r}\nclosed\n"] * 2
+
+
+BROKEN = {
+    "target": ("    def __init__(self): pass", "cannot be built: TypeError: "),
+    "raises": ("    def __init__(self, options): raise ValueError('no')", "cannot be built: ValueError: no"),
+    "exits": ("    def __init__(self, options): sys.exit(3)", "cannot be built: SystemExit: 3"),
+    "dies": ("    def __init__(self, options): os._exit(3)", "cannot be used: its process ended before it was built"),
+    "foreign": ("    def __new__(cls, options): return 42", "cannot be used: foreign:It made no Observer"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_observer_that_cannot_be_built_refuses_the_start(module, name):
+    body, problem = BROKEN[name]
+    with pytest.raises(PluginError) as caught:
+        Feeds([module(body, name)])
+    assert str(caught.value).startswith(f"{LABEL} {problem}")
+
+
+def test_where_one_cannot_be_built_none_is_left(module, tmp_path):
+    body, _ = BROKEN["raises"]
+    with pytest.raises(PluginError):
+        Feeds([(TOY, RecorderOptions(path=tmp_path / "out")), module(body, "second")])
+    assert (tmp_path / "out").read_text() == "closed\n"
+
+
+def test_an_observer_that_is_never_built_refuses_the_start(module, monkeypatch):
+    monkeypatch.setattr(feed_module, "START_S", 0.05)
+    monkeypatch.setattr(feed_module, "END_S", 0.05)
+    with pytest.raises(PluginError, match=r"it was not built within 0\.05 s; mend it, or leave it out"):
+        Feeds([module("    def __init__(self, options): time.sleep(100)", "never")])
+
+
+def flood(feeds):
+    """Reports, until one is dropped."""
+    while not feeds.report()["toy"]["dropped"]:
+        feeds.on_step(STEP_1)
+
+
+def test_one_that_hangs_costs_reports_only_and_ends_with_the_engine(module, monkeypatch, caplog):
+    monkeypatch.setattr(feed_module, "LIMIT", 50)
+    monkeypatch.setattr(feed_module, "END_S", 0.05)
+    body = "    def __init__(self, options): pass\n    def on_step(self, report):\n        while True: time.sleep(100)"
+    feeds = Feeds([module(body, "hangs")])
+    child = feeds._feeds[0]._process
+    flood(feeds)
+    feeds.on_request(REQUEST_1)
+    assert feeds.report()["toy"]["dropped"] >= 1
+    assert caplog.messages == [f"{LABEL} takes reports more slowly than they come; what it misses is counted"]
+    feeds.close()
+    assert child.returncode is not None
+
+
+def test_one_that_dies_costs_reports_only(module, caplog):
+    body = "    def __init__(self, options): pass\n    def on_step(self, report): os._exit(5)"
+    feeds = Feeds([module(body, "dies_later")])
+    feeds.on_step(STEP_1)
+    assert feeds._feeds[0]._process.wait(30) == 5
+    feeds.on_step(STEP_1)
+    feeds._feeds[0]._writer.join(30)  # it noticed
+    feeds.on_request(REQUEST_1)
+    assert feeds.report() == {"toy": {"dropped": 2}}
+    feeds.close()
+    assert caplog.messages == [f"{LABEL}: its process has ended; what it misses is counted, and the engine goes on"]
+
+
+class Fails(Observer):
+    def __init__(self):
+        self.seen = []
+
+    def on_step(self, report):
+        self.seen.append(report)
+        raise ValueError("wrong")
+
+    def close(self):
+        self.seen.append("closed")
+
+
+def test_what_an_observer_raises_is_told_once_and_it_gets_the_rest():
+    told, observer, inbox = [], Fails(), queue.Queue()
+    for item in ((STEP, list(STEP_1)), (REQUEST, list(REQUEST_1)), (STEP, list(STEP_1)), None):
+        inbox.put(item)
+    process.tell(observer, inbox, told.append)
+    assert observer.seen == [STEP_1, STEP_1, "closed"]
+    assert told == ["on_step() failed: ValueError: wrong; the next report comes all the same"]
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_the_process_of_an_observer_that_hangs_ends_when_the_engine_is_gone(monkeypatch, room):
+    """Its reader is what notices: nobody takes what it reads, or it has read everything."""
+    monkeypatch.setattr(process, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(process, "LAST_S", 0.001)
+    gone = []
+
+    def exits(code):
+        gone.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(process.os, "_exit", exits)
+    source = BytesIO()
+    send(source, msgspec.msgpack.encode([(STEP, STEP_1), (STEP, STEP_1)]))
+    source.seek(0)
+    with pytest.raises(SystemExit):
+        process.read(source, queue.Queue(room), engine=-1)
+    assert gone == [1]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4, 9])
+def test_a_frame_that_is_cut_off_is_the_end(cut):
+    source = BytesIO()
+    send(source, b"0123456789")
+    assert receive(BytesIO(source.getvalue())) == b"0123456789"
+    assert receive(BytesIO(source.getvalue()[:cut])) is None
+
+
+def test_the_process_imports_no_torch():
+    code = "import sys, rtk.observe.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_nobody_takes_is_dropped_from_a_bound_on():
+    feed = object.__new__(feed_module.Feed)
+    feed._queue, feed._lost, feed.dropped, feed._label = queue.SimpleQueue(), False, 0, LABEL
+    for _ in range(feed_module.LIMIT + 3):
+        feed.offer(STEP, STEP_1)
+    assert (feed._queue.qsize(), feed.dropped) == (feed_module.LIMIT, 3)
