@@ -18,7 +18,8 @@ from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
-from rtk.schedule.scheduler import MatchStop, Reports, Scheduler
+from rtk.schedule.reports import Reports
+from rtk.schedule.scheduler import MatchStop, Scheduler
 from rtk.schedule.settings import Settings
 
 

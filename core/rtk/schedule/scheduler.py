@@ -8,13 +8,11 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
-from rtk.plugin.observer import RequestReport, StepReport
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.batches import Batches
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
@@ -41,6 +39,7 @@ from rtk.schedule.messages import (
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
+from rtk.schedule.reports import Reports, request_report, step_report
 from rtk.schedule.request import Request, Status
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
@@ -76,16 +75,6 @@ COUNTERS = (
     "invariant_violations",
 )
 """Every counter of `Scheduler.stats`, there from the start with 0."""
-
-
-class Reports(Protocol):
-    """Who is told of steps and requests. It must not wait for anything."""
-
-    def on_step(self, report: StepReport) -> None:
-        """A step was taken in."""
-
-    def on_request(self, report: RequestReport) -> None:
-        """A request ended."""
 
 
 class Scheduler:
@@ -343,28 +332,8 @@ class Scheduler:
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         if self._reports is not None:
-            self._reports.on_step(self._step_report(flight, result is None))
-
-    def _step_report(self, flight: Flight, failed: bool) -> StepReport:
-        pools, rows = self._pools, flight.plan.rows
-        free, evictable, protected = pools.allocator.free, pools.cache.evictable, pools.cache.protected
-        prefill = sum(
-            row.q_len for request, row in zip(flight.batch, rows, strict=True) if row.start < request.fill_len
-        )
-        return StepReport(
-            step=flight.plan.step,
-            ended_s=self._clock(),
-            failed=failed,
-            rows=len(rows),
-            prefill_tokens=prefill,
-            decode_tokens=sum(row.q_len for row in rows) - prefill,
-            running=len(self._running.requests),
-            waiting=len(self._queue),
-            free=free,
-            evictable=evictable,
-            protected=protected,
-            held=pools.allocator.capacity - free - evictable - protected,
-        )
+            crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
+            self._reports.on_step(step_report(flight, result is None, self._clock(), self._pools, **crowd))
 
     def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
         """One row of a step that was computed, or failed."""
@@ -444,20 +413,7 @@ class Scheduler:
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
         self.counters[f"finished_{finish.reason}"] += 1
         if self._reports is not None:
-            self._reports.on_request(
-                RequestReport(
-                    rid=self._ledger.name(request.rid),
-                    arrival_s=request.arrival_s,
-                    first_token_s=request.first_token_s,
-                    ended_s=now,
-                    prompt_tokens=request.prompt_len,
-                    cached_tokens=request.cached_len,
-                    output_tokens=len(request.output),
-                    retractions=request.retractions,
-                    priority=request.priority,
-                    reason=finish.reason,
-                )
-            )
+            self._reports.on_request(request_report(request, self._ledger.name(request.rid), finish, now))
 
     # --- books --------------------------------------------------------------------------------------------------
 

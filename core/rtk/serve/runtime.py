@@ -14,7 +14,8 @@ from rtk.observe.feed import Feeds
 from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
-from rtk.schedule.scheduler import Reports, Scheduler
+from rtk.schedule.reports import Reports
+from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
