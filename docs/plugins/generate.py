@@ -143,7 +143,9 @@ PARTS: dict[str, Callable[[], str]] = {
         *("rtk.plugin.attention", "AttentionBackend", "Capabilities", "BatchView", "LayerCall", "KVShape"),
         *("KVLayout", "BufferSpec", "Workspace"),
     ),
-    "grammar": lambda: contract("rtk.plugin.grammar", "GrammarBackend", "Matcher", "Spec", "Judgement", "Vocabulary"),
+    "grammar": lambda: contract(
+        "rtk.plugin.grammar", "GrammarBackend", "Matcher", "Spec", "Judgement", "Reason", "Vocabulary"
+    ),
     "storage": lambda: contract("rtk.plugin.storage", "Storage"),
     **{f"{kind} checks": lambda kind=kind: checks(kind) for kind in ("eviction", "schedule", "attention")},  # type: ignore[misc]
     "observer": lambda: contract("rtk.plugin.observer", "Observer", "StepReport", "RequestReport"),

@@ -216,7 +216,7 @@ class UnknownGrammars(Choices):
     spec_kinds = frozenset({"prose"})
 
 
-GRAMMARS = "a set of them may have choice, ebnf, json_schema, regex"
+GRAMMARS = "a set of them may have choice, ebnf, json_schema, regex, structural_tag"
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 

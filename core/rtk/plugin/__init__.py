@@ -11,7 +11,7 @@ from rtk.plugin.attention import (
     Workspace,
 )
 from rtk.plugin.eviction import EvictionPolicy, NodeView
-from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, Spec, Vocabulary
+from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, Reason, Spec, Vocabulary
 from rtk.plugin.info import API_VERSION, Options, Plugin
 from rtk.plugin.observer import Observer, RequestReport, StepReport
 from rtk.plugin.schedule import Columns, Progress, RequestView, ScheduleContext, SchedulePolicy, TreeView
@@ -37,6 +37,7 @@ __all__ = [
     "Options",
     "Plugin",
     "Progress",
+    "Reason",
     "RequestReport",
     "RequestView",
     "ScheduleContext",

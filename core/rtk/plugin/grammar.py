@@ -1,9 +1,11 @@
 """The grammar contract: a backend compiles what an answer must look like, and says which tokens may come next.
 
 The host keeps everything else: it normalises what clients send, asks `judge`, compiles in workers, keeps what was
-compiled, owns the mask and samples. No answer is constrained yet: contract, suite and toy come first.
+compiled, owns the mask and samples.
 """
 
+import io
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ SPEC_KINDS: dict[str, str] = {
     "ebnf": "a grammar in extended Backus-Naur form; its start is `root`",
     "json_schema": "a JSON Schema that the answer, a JSON text, is valid under",
     "regex": "a regular expression that the whole answer matches",
+    "structural_tag": "a JSON object with `triggers` and `tags`: free text until a trigger is written, then a tag that "
+    "begins so: its `begin`, a JSON text that is valid under its `schema`, its `end`",
 }
 """What may be asked for, and what the text of each is."""
 
@@ -24,11 +28,26 @@ WORD = 32
 """Tokens of one word of the mask."""
 
 
+WHITESPACE = 8
+"""Characters of white space between two tokens of a JSON text, at most, where nothing else is asked for."""
+
+
 class Spec(NamedTuple):
     """What an answer must look like: a kind of `SPEC_KINDS`, and its text as the host normalised it."""
 
     kind: str
     text: str
+    whitespace: int = WHITESPACE
+    """Of JSON texts: between two of its tokens there are at most so many spaces, tabs and line ends, around it none."""
+
+
+class Reason(NamedTuple):
+    """Why a spec is narrowed or refused. A client gets to read it."""
+
+    problem: str
+    """One line, which names the keyword or construct."""
+    at: str = ""
+    """Of a JSON Schema: the JSON pointer of the keyword in the normalised text, such as `#/properties/a/pattern`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +55,8 @@ class Judgement:
     """What a backend makes of a spec, before anything is compiled."""
 
     verdict: Literal["exact", "narrowed", "refused"]
-    reasons: tuple[str, ...] = ()
-    """One line each; none for `exact`. A client gets to read them."""
+    reasons: tuple[Reason, ...] = ()
+    """None for `exact`."""
 
     @classmethod
     def exact(cls) -> "Judgement":
@@ -45,14 +64,14 @@ class Judgement:
         return cls("exact")
 
     @classmethod
-    def narrowed(cls, *reasons: str) -> "Judgement":
+    def narrowed(cls, *reasons: str | Reason) -> "Judgement":
         """Whatever is generated is as the spec says, but not everything that it allows can be."""
-        return cls("narrowed", reasons)
+        return cls("narrowed", tuple(r if isinstance(r, Reason) else Reason(r) for r in reasons))
 
     @classmethod
-    def refused(cls, *reasons: str) -> "Judgement":
+    def refused(cls, *reasons: str | Reason) -> "Judgement":
         """The spec is malformed, or more than the backend can promise to keep."""
-        return cls("refused", reasons)
+        return cls("refused", tuple(r if isinstance(r, Reason) else Reason(r) for r in reasons))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +90,11 @@ class Vocabulary:
 
 
 class Matcher(ABC):
-    """Where one answer stands in its grammar. Used from one thread at a time."""
+    """Where one answer stands in its grammar. Used from one thread at a time.
+
+    It can be pickled: grammars are compiled in processes that can be killed, and matchers come back from there. The
+    vocabulary is left out (see `packed`). One that is cheap to make may pickle as the recipe that makes it again.
+    """
 
     max_rollback: int
     """How many tokens `rollback` can take back at least; 0 for none."""
@@ -113,7 +136,9 @@ class GrammarBackend(ABC):
     def compile(self, spec: Spec, vocabulary: Vocabulary) -> Matcher:
         """A new matcher, at the start of an answer, for a spec that was not refused.
 
-        Called from several threads at once. The host keeps it for all requests with this spec: each gets a fork.
+        Called in a worker process, which is killed where this takes too long or too much memory. The host keeps what
+        comes back for all requests with this spec: each gets a fork. Safe in several threads at once. Raises
+        `ValueError` with one line for a spec that turns out to be more than the backend can do.
         """
 
     @abstractmethod
@@ -138,3 +163,31 @@ def read_row(row: NDArray[np.int32]) -> list[int]:
     """The tokens that a row of the mask allows."""
     found: list[int] = np.flatnonzero(np.unpackbits(row.astype("<i4").view(np.uint8), bitorder="little")).tolist()
     return found
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: object) -> str | None:
+        return "vocabulary" if isinstance(value, Vocabulary) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, vocabulary: Vocabulary) -> None:
+        super().__init__(io.BytesIO(data))
+        self._vocabulary = vocabulary
+
+    def persistent_load(self, pid: object) -> Vocabulary:
+        return self._vocabulary
+
+
+def packed(matcher: Matcher) -> bytes:
+    """A matcher as bytes, without its vocabulary."""
+    out = io.BytesIO()
+    _Pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(matcher)
+    return out.getvalue()
+
+
+def unpacked(data: bytes, vocabulary: Vocabulary) -> Matcher:
+    """What `packed` packed, over this vocabulary. Only for bytes that came from a process of one's own."""
+    matcher = _Unpickler(data, vocabulary).load()
+    assert isinstance(matcher, Matcher), f"{type(matcher).__name__} is no Matcher"
+    return matcher

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rtk.plugin.grammar import SPEC_KINDS, GrammarBackend, Judgement, Matcher, Spec, Vocabulary, read_row
+from rtk.plugin.grammar import (
+    SPEC_KINDS,
+    GrammarBackend,
+    Judgement,
+    Matcher,
+    Reason,
+    Spec,
+    Vocabulary,
+    packed,
+    read_row,
+    unpacked,
+)
 from rtk.plugin.testing.check import Check, Factory, named
 
 END = 300
@@ -80,6 +91,11 @@ def _ebnf(grammar: str, accepts: Sequence[str], *rejects: str, like: str = "(?!)
     return Example(spec, tuple(accepts), rejects, complete, lambda text: known.fullmatch(text) is not None)
 
 
+def _tagged(text: str) -> bool:
+    """Whether every `<f` begins `<f=` and a boolean and `>`."""
+    return re.fullmatch(r"(<f=(true|false)>)*", re.sub(r"^[^<]+|(?<=>)[^<]+|<(?!f)[^<]*", "", text)) is not None
+
+
 def _has_a_number(value: object) -> bool:
     return isinstance(value, dict) and set(value) == {"a"} and type(value["a"]) is int
 
@@ -90,6 +106,7 @@ NUMBER_A = {
     "required": ["a"],
     "additionalProperties": False,
 }
+TAGS = {"triggers": ["<f"], "tags": [{"begin": "<f=", "schema": {"type": "boolean"}, "end": ">"}]}
 EXAMPLES = (
     _choice("yes", "no", "yesterday"),
     _choice("é", "ést", "e"),
@@ -103,12 +120,19 @@ EXAMPLES = (
     _schema(NUMBER_A, _has_a_number, ['{"a":1}', '{"a":-120}'], "{}", '{"a":"1"}', '{"a":1,"b":2}', '{"a":1'),
     _ebnf('root ::= x x\nx ::= "0" | "1"', ["00", "01", "10", "11"], "0", "000", "02", complete=True),
     _ebnf('root ::= "a" b*\nb ::= "b" | "c"', ["a", "abbc"], "", "b", "ad", like="a[bc]*"),
+    Example(
+        Spec("structural_tag", json.dumps(TAGS)),
+        ("", "yes", "no <f=true>", "<f=false>cat<f=true> <ab"),
+        ("<f=yes>", "<f=true", "no <f", "<fa"),
+        valid=_tagged,
+    ),
 )
 MALFORMED = {
     "choice": ("", "yes", "[]", "[1]", '{"a": "b"}', '["a"'),
     "ebnf": ("", 'start ::= "a"', 'root ::= "abc', 'root ::= "a" tail', "root ::= [z-a]"),
     "json_schema": ("", "{", "[]", '{"type": "no-such-type"}', '{"enum": []}'),
     "regex": ("(", "[z-a]", "a{3,2}", "*"),
+    "structural_tag": ("", "[]", '{"triggers": [], "tags": []}', '{"triggers": ["<f"], "tags": [{"begin": "[x]"}]}'),
 }
 
 
@@ -160,9 +184,11 @@ def specs_are_judged(factory: Factory) -> None:
         has_reasons = bool(judgement.reasons)
         assert has_reasons == (judgement.verdict != "exact"), f"{spec}: {judgement.verdict} for {judgement.reasons}"
         for reason in judgement.reasons:
-            assert isinstance(reason, str) and reason.isprintable(), f"{spec}: reason {reason!r} is not one line"
+            assert isinstance(reason, Reason), f"{spec}: reason {reason!r} is no Reason"
+            assert reason.problem and reason.problem.isprintable(), f"{spec}: reason {reason.problem!r} is not one line"
         refused = judgement.verdict == "refused"
-        assert refused == (spec in malformed), f"{spec}: {judgement.verdict}: {'; '.join(judgement.reasons)}"
+        reasons = "; ".join(reason.problem for reason in judgement.reasons)
+        assert refused == (spec in malformed), f"{spec}: {judgement.verdict}: {reasons}"
 
 
 def what_is_allowed_can_be_said(factory: Factory) -> None:
@@ -363,6 +389,19 @@ def compiling_is_safe_in_threads(factory: Factory) -> None:
             matcher.accept(token)
 
 
+def matchers_can_be_sent(factory: Factory) -> None:
+    """A matcher survives being pickled without its vocabulary, wherever it stands, and is then independent."""
+    backend = factory()
+    for example in examples(backend):
+        for matcher in _places(backend, example):
+            before = allowed(backend, matcher)
+            sent = unpacked(packed(matcher), VOCABULARY)
+            assert allowed(backend, sent) == before, f"{example}: once pickled, it allows something else"
+            for token in before[:1]:
+                assert sent.accept(token), f"{example}: once pickled, it does not accept what is allowed"
+                assert allowed(backend, matcher) == before, f"{example}: what its copy accepts moves it"
+
+
 def any_past_is_followed(factory: Factory) -> None:
     """Hypothesis looks for tokens, steps back and forks after which a matcher is not where its past leads."""
     from hypothesis import given
@@ -416,6 +455,7 @@ CHECKS: tuple[Check, ...] = (
     named(rows_are_their_own),
     named(forced_bytes_are_forced),
     named(compiling_is_safe_in_threads),
+    named(matchers_can_be_sent),
     named(any_past_is_followed, quick=False),
 )
 """The whole contract."""
