@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from rtk.plugin.grammar import SPEC_KINDS
 from rtk.plugin.info import CAPABILITIES
 from rtk.plugin.testing import suite
 
@@ -25,6 +26,7 @@ PROMISED = {
     "rtk.plugin.grammar": ("SPEC_KINDS", "read_row", "write_row"),
     "rtk.plugin.testing": None,
     "rtk.plugin.testing.harness": ("Harness", "count_up", "digest"),
+    "rtk.plugin.testing.toys": ("Choices", "Memory", "Recorder"),
     "rtk.plugin.testing.trace": ("Outcome", "Request", "conversations", "read", "replay"),
 }
 """The modules that plugin authors may import from, with the names; None: all of `__all__`."""
@@ -47,6 +49,8 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Public fields and methods with their docstrings; a field's stands below it."""
     for member, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+            if member.target.id.startswith("_"):
+                continue
             value = f" = {ast.unparse(member.value)}" if member.value else ""
             text = f"{member.target.id}: {ast.unparse(member.annotation)}{value}"
             yield re.sub(r" = field\(default_factory=\w+\)", "", text), _string(following)
@@ -93,6 +97,12 @@ def capabilities() -> str:
     return "\n".join(["| name | what the host switches on, or keeps account of |", "|---|---|", *rows])
 
 
+def spec_kinds() -> str:
+    """The kinds of specs, and what the text of each is."""
+    rows = (f"| `{name}` | {what} |" for name, what in SPEC_KINDS.items())
+    return "\n".join(["| kind | the text is |", "|---|---|", *rows])
+
+
 def names() -> str:
     """Every promised name with its public members, one a line."""
     lines: list[str] = []
@@ -126,9 +136,16 @@ def _own(base: type) -> set[str]:
 
 
 def _parameters(function: object) -> str:
+    """As a caller needs them; after `*` by keyword only."""
     if not inspect.isfunction(function):
         return ""
-    return f"({', '.join(name for name in inspect.signature(function).parameters if name not in ('self', 'cls'))})"
+    texts: list[str] = []
+    for one in inspect.signature(function).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        if one.name not in ("self", "cls"):
+            texts.append({one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "") + one.name)
+    return f"({', '.join(texts)})"
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -146,6 +163,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "grammar": lambda: contract(
         "rtk.plugin.grammar", "GrammarBackend", "Matcher", "Spec", "Judgement", "Reason", "Vocabulary"
     ),
+    "spec kinds": spec_kinds,
     "storage": lambda: contract("rtk.plugin.storage", "Storage"),
     **{f"{kind} checks": lambda kind=kind: checks(kind) for kind in ("eviction", "schedule", "attention")},  # type: ignore[misc]
     "observer": lambda: contract("rtk.plugin.observer", "Observer", "StepReport", "RequestReport"),

@@ -24,16 +24,17 @@ class Capabilities:
     """What a backend can do. The host compares it with model, device and page size before anything is built."""
 
     devices: frozenset[str]
-    """Device types, as torch names them."""
+    """Device types, as torch names them (`cpu`, `cuda`)."""
     dtypes: frozenset[str]
     """Types of K, V and Q, as torch names them without the prefix (`float32`)."""
     page_sizes: frozenset[int] | None = None
     """The page sizes it accepts; None accepts any."""
     features: frozenset[str] = frozenset()
-    """Of `FEATURES`: what a model may ask of an attention layer beyond plain causal attention."""
+    """Of `sliding_window`, `softcap` and `sinks`, fields of `LayerCall`; what is not declared is never asked."""
 
 
 FEATURES = frozenset({"sliding_window", "softcap", "sinks"})
+"""What a backend can declare beside plain causal attention: the fields of `LayerCall` by these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,8 @@ class AttentionBackend(ABC):
     def plan(self, batch: BatchView, workspace: Workspace) -> Any:
         """Prepare one step; called once before the first layer. What it returns is handed to `forward` as `plan`.
 
+        It may keep views of the batch's arrays: they stay as they are until the last layer of the step.
+
         One plan serves every layer of the step, and layers differ in their `LayerCall`.
         """
 
@@ -160,7 +163,9 @@ class AttentionBackend(ABC):
     def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Any) -> torch.Tensor:
         """Attention of one layer: q [T, q_heads, head_dim] to [T, q_heads, v_head_dim], after `write` of that layer.
 
-        Other layers may have been written in between, and scores are scaled by `call.scaling`, whatever the head_dim.
-        `kv` are the layer's buffers by name. Reads no slot but those of the rows' visible positions: what lies in
-        other slots may be anything, NaN included.
+        The answer has the dtype of q. Query head h reads K/V head h // (q_heads // kv_heads). Scores are q·k scaled by
+        `call.scaling`, whatever the head_dim, then capped, then masked; sinks join as they are.
+
+        `kv` are the layer's buffers by name; other layers may have been written in between. Reads no slot but those of
+        the rows' visible positions: what lies in others, and outside every query's window, may be anything, even NaN.
         """

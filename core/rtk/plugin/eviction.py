@@ -49,7 +49,7 @@ class EvictionPolicy(ABC):
         """
 
     def on_hit(self, node: NodeView) -> None:
-        """Told when a request reuses the whole node."""
+        """Told when a request reuses the whole node; `hits` and `last_use` have this use in them."""
 
     def on_evict(self, node: NodeView, key: tuple[Any, ...]) -> None:
-        """Told after `node` was evicted, with the key that chose it."""
+        """Told after `node` was evicted, by a flush too, with the key that chose it."""

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPEC_KINDS: dict[str, str] = {
-    "choice": "a JSON array of texts, of which the answer is one",
+    "choice": "a JSON array of distinct texts, of which the answer is one; one may be empty, the array not",
     "ebnf": "a grammar in extended Backus-Naur form; its start is `root`",
-    "json_schema": "a JSON Schema that the answer, a JSON text, is valid under",
+    "json_schema": "a JSON Schema, of draft 2020-12, that the answer, a JSON text, is valid under",
     "regex": "a regular expression that the whole answer matches",
     "structural_tag": "a JSON object with `triggers` and `tags`: free text until a trigger is written, then a tag that "
     "begins so: its `begin`, a JSON text that is valid under its `schema`, its `end`",
@@ -101,9 +101,9 @@ class Matcher(ABC):
 
     @abstractmethod
     def accept(self, token: int) -> bool:
-        """Go on by a token. False, and nothing changed, where the grammar does not allow it here.
+        """Go on by a token of the vocabulary. False, and nothing changed, where the grammar does not allow it here.
 
-        After an end token nothing is allowed any more.
+        After an end token nothing is allowed any more. An end is only an end, whatever bytes it has.
         """
 
     @abstractmethod

@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 
 class StepReport(NamedTuple):
-    """One step, when its results were taken in. Times are seconds of the engine's clock, which only runs forward."""
+    """One step, when its results were taken in.
+
+    Times are seconds of the engine's clock, which only runs forward; to date a report, look at a clock when it comes.
+    """
 
     step: int
     """Its number, ascending."""

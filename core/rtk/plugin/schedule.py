@@ -20,11 +20,12 @@ HOLD_LIMIT_S = 10.0
 class RequestView(NamedTuple):
     """What a policy sees of one request. Lengths are in tokens.
 
-    Of a request that runs, `matched_len` is what it has computed of its prompt, and `output_len` what it has generated.
+    Of a request that runs, `matched_len` is what it has computed of its prompt, and `output_len` what it has generated:
+    what is left of its prompt is `prompt_len - matched_len`, and `uncached_len` says nothing.
     """
 
     id: int
-    """Arrival number: unique, ascending."""
+    """Arrival number: unique, ascending, from 1."""
     arrival_s: float
     """Injected clock at arrival, in seconds."""
     prompt_len: int
@@ -58,7 +59,7 @@ class RequestView(NamedTuple):
 
     @property
     def uncached_len(self) -> int:
-        """Tokens that would have to be computed now before it decodes."""
+        """Tokens that would have to be computed now before it decodes, of a request that waits."""
         return self.prompt_len + self.output_len - self.hit_len
 
 
@@ -192,7 +193,8 @@ class SchedulePolicy(ABC):
     def rank(self, columns: Columns, ctx: ScheduleContext) -> tuple[NDArray[np.generic], ...]:
         """Sort keys over all waiting requests: arrays of shape [n], the most important first, smaller goes first.
 
-        Arrays of real numbers or booleans, without NaN. The host appends the place in `columns`: the order is total.
+        Arrays of real numbers or booleans, infinite ones too, without NaN. The host appends the place in `columns`: the
+        order is total.
         """
         raise NotImplementedError
 
@@ -228,7 +230,9 @@ class SchedulePolicy(ABC):
         """
 
     def retract_key(self, view: RequestView) -> tuple[Any, ...]:
-        """The place of a running request in the order of retraction: smaller goes first; the host's order breaks ties.
+        """The place of a running request in the order of retraction: smaller goes first.
+
+        The host's order, which is `schedule.retraction`, breaks ties.
 
         Its parts are of type bool, int, float (no NaN) or str: as many in every key, and strings at the same places.
         """

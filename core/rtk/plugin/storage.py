@@ -9,7 +9,10 @@ from abc import ABC, abstractmethod
 
 
 class Storage(ABC):
-    """Keeps pages. Built once with its options; called from one thread of the host's at a time."""
+    """Keeps pages. Built once with its options; called from one thread of the host's at a time.
+
+    Where several processes share what it keeps, such as a folder, that is the store's own business.
+    """
 
     @abstractmethod
     def exists(self, key: str) -> bool:
@@ -23,8 +26,8 @@ class Storage(ABC):
     def put(self, key: str, page: memoryview) -> bool:
         """Keep a page: from then on `exists` is true, until the store drops it. False where there is no room.
 
-        The memory of `page` is the host's, and something else after the call. Pages have any size. A key that is there
-        already has the same page already.
+        `page` is contiguous bytes, of any size; the memory is the host's, and something else after the call. A key that
+        is there already has the same page already. A full disk is no room; what else fails may raise.
         """
 
     def close(self) -> None:

@@ -128,9 +128,9 @@ EXAMPLES = (
     ),
 )
 MALFORMED = {
-    "choice": ("", "yes", "[]", "[1]", '{"a": "b"}', '["a"'),
+    "choice": ("", "yes", "[]", "[1]", '{"a": "b"}', '["a"', r'["\ud800"]', "[" * 100_000),
     "ebnf": ("", 'start ::= "a"', 'root ::= "abc', 'root ::= "a" tail', "root ::= [z-a]"),
-    "json_schema": ("", "{", "[]", '{"type": "no-such-type"}', '{"enum": []}'),
+    "json_schema": ("", "{", "[]", '{"type": "no-such-type"}', '{"enum": []}', '{"anyOf":[' * 50_000),
     "regex": ("(", "[z-a]", "a{3,2}", "*"),
     "structural_tag": ("", "[]", '{"triggers": [], "tags": []}', '{"triggers": ["<f"], "tags": [{"begin": "[x]"}]}'),
 }
@@ -178,17 +178,18 @@ def specs_are_judged(factory: Factory) -> None:
     plain = [example.spec for example in examples(backend)]
     malformed = [Spec(kind, text) for kind in sorted(backend.spec_kinds) for text in MALFORMED[kind]]
     for spec in [*plain, *malformed]:
+        what = f"{spec.kind} {spec.text[:60]}"
         judgement = backend.judge(spec)
-        assert isinstance(judgement, Judgement), f"{spec}: judge() answered {judgement!r}, which is no Judgement"
-        assert judgement == factory().judge(spec), f"{spec}: judge() answers differently when asked again"
+        assert isinstance(judgement, Judgement), f"{what}: judge() answered {judgement!r}, which is no Judgement"
+        assert judgement == factory().judge(spec), f"{what}: judge() answers differently when asked again"
         has_reasons = bool(judgement.reasons)
-        assert has_reasons == (judgement.verdict != "exact"), f"{spec}: {judgement.verdict} for {judgement.reasons}"
+        assert has_reasons == (judgement.verdict != "exact"), f"{what}: {judgement.verdict} for {judgement.reasons}"
         for reason in judgement.reasons:
-            assert isinstance(reason, Reason), f"{spec}: reason {reason!r} is no Reason"
-            assert reason.problem and reason.problem.isprintable(), f"{spec}: reason {reason.problem!r} is not one line"
+            assert isinstance(reason, Reason), f"{what}: reason {reason!r} is no Reason"
+            assert reason.problem and reason.problem.isprintable(), f"{what}: reason {reason.problem!r} is not one line"
         refused = judgement.verdict == "refused"
         reasons = "; ".join(reason.problem for reason in judgement.reasons)
-        assert refused == (spec in malformed), f"{spec}: {judgement.verdict}: {reasons}"
+        assert refused == (spec in malformed), f"{what}: {judgement.verdict}: {reasons}"
 
 
 def what_is_allowed_can_be_said(factory: Factory) -> None:

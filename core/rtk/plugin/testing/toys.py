@@ -24,9 +24,9 @@ class Choices(GrammarBackend):
     def judge(self, spec: Spec) -> Judgement:
         try:
             texts = json.loads(spec.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Judgement.refused("the choices are no JSON")
-        if not (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
+        if not (isinstance(texts, list) and texts and all(map(_is_text, texts))):
             return Judgement.refused("the choices are no array of texts, of one at least")
         return Judgement.exact()
 
@@ -37,6 +37,11 @@ class Choices(GrammarBackend):
         for matcher, row in zip(matchers, rows, strict=True):
             assert isinstance(matcher, ChoiceMatcher)
             write_row(mask[row], matcher.allowed())
+
+
+def _is_text(value: object) -> bool:
+    """JSON can escape half a character, which no answer can hold."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 class ChoiceMatcher(Matcher):
