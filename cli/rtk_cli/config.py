@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rtk.config.keys import as_text
+from rtk.errors import printable
 from rtk_cli.options import AllowUnknown, with_config
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def show(
 
     if not as_json:
         for key, value, source in loaded.rows():
-            typer.echo(f"{key.path} = {as_text(value)}" + (f"  # {source}" if sources else ""))
+            typer.echo(printable(f"{key.path} = {as_text(value)}" + (f"  # {source}" if sources else "")))
     elif sources:
         values = json_values(loaded.config)
         rows = {key.path: {"value": values[key.path], "source": source} for key, _, source in loaded.rows()}
@@ -129,7 +130,7 @@ def diff(
     for (key, before, source), (_, after, other_source) in zip(one.rows(), other.rows(), strict=True):
         if before != after:
             differing = True
-            typer.echo(f"{key.path}: {as_text(before)} ({source}) -> {as_text(after)} ({other_source})")
+            typer.echo(printable(f"{key.path}: {as_text(before)} ({source}) -> {as_text(after)} ({other_source})"))
     if differing:
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 from typer.testing import CliRunner
 
 from rtk.config.keys import KeyTable, walk
@@ -390,6 +390,54 @@ def test_other_package_versions_are_refused(served: list[Any]) -> None:
     ]
 
 
+SECRET = ":{}: serve.admin_api_key is locked, and a lock holds no secrets; take it out"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"serve.port" = 8000', '"serve.port" = 8000.0', ":{}: serve.port = 8000.0 is locked, not 8000 (default)"),
+        ('"cache.page_size" = 1', '"cache.page_size" = true', ":{}: cache.page_size = true is locked, not 1 (default)"),
+        ('"serve.port" = 8000', "serve.port = 8000", ":{}: serve is locked, and no key here"),
+        (
+            '"serve.port" = 8000',
+            '"serve.port" = 1979-01-01',
+            ':{}: serve.port = "1979-01-01" is locked, not 8000 (default)',
+        ),
+        ('"serve.port" = 8000', '"serve.port" = 0x' + "f" * 9999, ": has a number that is too large; write it with"),
+        ('"serve.port" = 8000', '"serve.port" = 8000\n"serve.admin_api_key" = "s3cret"', SECRET),
+    ],
+)
+def test_a_lock_that_was_edited_by_hand(served: list[Any], old: str, new: str, problem: str) -> None:
+    rtk("config", "lock", "--config", write(""))
+    lock = Path("rtk.lock.toml")
+    text = lock.read_text()
+    line = text[: text.index(old)].count("\n") + 1
+    lock.write_text(text.replace(old, new))
+    code, _, err = rtk("serve", "--locked", "--config", "rtk.toml")
+    assert (code, served) == (1, [])
+    assert err[0].startswith(f"error: rtk.lock.toml{problem.format(line + (problem is SECRET))}")
+
+
+class Grouped(Options):
+    group: frozenset[str] = frozenset("abcdefgh")
+    groups: dict[str, set[str]] = Field(default_factory=lambda: {"all": set("abcdefgh")})
+    limits: dict[str, int | None] = Field(default_factory=lambda: {"b": None, "a": 1})
+    share: float = float("nan")
+
+
+def test_a_lock_holds_what_has_no_order_and_what_toml_lacks() -> None:
+    plugin = Plugin(kind="eviction", name="grouped", summary="s", target="m:C", options=Grouped)
+    registry = Registry([*installed().all(), Registered(plugin, Origin("e", "x", "1"))])
+    loaded = load_files(registry, [Path(write("[eviction]\npolicy = 'grouped'\n"))])
+    text = lock_text(loaded, registry)
+    letters = '["a", "b", "c", "d", "e", "f", "g", "h"]'
+    assert f'"eviction.grouped.group" = {letters}\n' in text
+    assert f'"eviction.grouped.groups" = {{ "all" = {letters} }}\n' in text
+    write(text, "rtk.lock.toml")
+    check_lock(loaded, registry)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -405,6 +453,22 @@ def test_what_is_no_lock(served: list[Any], text: str | None, problem: str) -> N
     code, _, (error,) = rtk("serve", "--locked")
     assert (code, served) == (1, [])
     assert error.startswith(f"error: {problem}")
+
+
+# --- values that would pass for lines --------------------------------------------------------------------------------
+
+
+def test_a_value_stays_on_its_line(folder: Path) -> None:
+    name = "x\x1b[31m\nserve.port = 1"
+    shown = r"model.served_name = x\x1b[31m\nserve.port = 1"
+    _, out, _ = rtk("config", "show", "--sources", "--served-name", name)
+    assert f"{shown}  # flag --served-name" in out
+    _, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--served-name", name, "--cache-dir", str(folder))
+    assert f"{shown}  # flag --served-name" in out
+    plain, odd = write("", "a.toml"), write('model: {served_name: "x\\e[31m\\nserve.port = 1"}\n', "b.yaml")
+    assert rtk("config", "diff", plain, odd)[1] == [
+        r"model.served_name: null (default) -> x\x1b[31m\nserve.port = 1 (b.yaml:1)"
+    ]
 
 
 # --- dry run --------------------------------------------------------------------------------------------------------

@@ -81,7 +81,10 @@ NAMES = "name each in small letters, digits and underscores"
         (Thawed, "are not frozen, or take unknown keys; leave both as rtk.plugin.Options has it"),
         (Required, "cannot be left out: ValidationError: 1 validation error for Required url Field required"),
         (WrongDefault, "do not take their own defaults: ValidationError: 1 validation error for WrongDefault size "),
-        (ReadByAnotherName, "do not take their own defaults: ValidationError: 1 validation error for ReadByAnotherName"),
+        (
+            ReadByAnotherName,
+            "do not take their own defaults: ValidationError: 1 validation error for ReadByAnotherName",
+        ),
         (WrittenByAnotherName, f"cannot be set: 'size'; {NAMES}"),
         (Excluded, f"cannot be set: 'size'; {NAMES}"),
         (Capitals, f"cannot be set: 'maxSize'; {NAMES}"),

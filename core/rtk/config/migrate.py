@@ -70,11 +70,15 @@ def _without_old_name(path: Path, document: Document, one: Moved) -> Document:
         after = parse(path, text)
     except FileError:
         after = document
-    if _flat(after.values) != {
-        one.new if name == one.old else name: value for name, value in _flat(document.values).items()
-    }:
+    if _flat(after.values) != {_renamed(name, one): value for name, value in _flat(document.values).items()}:
         raise FileError(f"line {document.places[key].line}: write {one.new} for {one.old} by hand, then try again")
     return after
+
+
+def _renamed(name: str, one: Moved) -> str:
+    """A key by its new name; one that takes a mapping has the names of that below its own."""
+    old, new = f"{one.old}.", f"{one.new}."
+    return f"{name}.".replace(old, new, 1)[:-1] if f"{name}.".startswith(old) else name
 
 
 def _moved_line(document: Document, key: KeyPath, new: str, toml: bool) -> str:
