@@ -60,7 +60,7 @@ def check(
             load_files(installed(), group, allow_unknown=allow_unknown)
         except ConfigError as error:
             failed = True
-            for problem in sorted(error.problems, key=_line):
+            for problem in sorted(error.problems, key=_place):
                 typer.echo(problem)
         else:
             typer.echo(f"{' + '.join(map(str, group))}: ok")
@@ -68,9 +68,9 @@ def check(
         raise typer.Exit(1)
 
 
-def _line(problem: str) -> int:
-    place = re.match(r".*?:(\d+): ", problem)
-    return int(place[1]) if place else 0
+def _place(problem: str) -> tuple[str, int]:
+    place = re.match(r"(.*?):(\d+): ", problem)
+    return (place[1], int(place[2])) if place else ("", 0)
 
 
 @app.command()

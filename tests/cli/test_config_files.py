@@ -96,6 +96,12 @@ def test_check_looks_at_each_file_alone_or_at_all_together() -> None:
     assert rtk("config", "check", "--together", one, write("[schedule]\n", "c.toml"))[1] == ["a.toml + c.toml: ok"]
 
 
+def test_check_keeps_the_problems_of_a_file_together() -> None:
+    one, two = write("\n\nx = 1\n", "a.toml"), write("y = 1\n[cache]\npage_size = 1\npage-size = 1\n", "b.toml")
+    lines = rtk("config", "check", "--together", two, one)[1]
+    assert [line.partition(": ")[0] for line in lines] == ["a.toml:3", "b.toml:1", "b.toml:4"]
+
+
 def test_check_reads_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RTK_CACHE__PAGE_SIZE", "wrong")
     assert rtk("config", "check", write("")) == (0, ["rtk.toml: ok"], [])
@@ -404,7 +410,7 @@ SECRET = ":{}: serve.admin_api_key is locked, and a lock holds no secrets; take 
             '"serve.port" = 1979-01-01',
             ':{}: serve.port = "1979-01-01" is locked, not 8000 (default)',
         ),
-        ('"serve.port" = 8000', '"serve.port" = 0x' + "f" * 9999, ": has a number that is too large; write it with"),
+        ('"serve.port" = 8000', '"serve.port" = 0x' + "f" * 9999, ":{}: has a number that is too large; write it with"),
         ('"serve.port" = 8000', '"serve.port" = 8000\n"serve.admin_api_key" = "s3cret"', SECRET),
     ],
 )
@@ -442,7 +448,7 @@ def test_a_lock_holds_what_has_no_order_and_what_toml_lacks() -> None:
     ("text", "problem"),
     [
         (None, "rtk.lock.toml: cannot be read: No such file or directory; write it with 'rtk config lock'"),
-        ("version = ", "rtk.lock.toml: is not valid TOML: Invalid value; write it with 'rtk config lock'"),
+        ("version = ", "rtk.lock.toml:1: is not valid TOML: Invalid value; write it with 'rtk config lock'"),
         ("", "rtk.lock.toml: is no lock that this rtk reads; write it anew with 'rtk config lock'"),
         ("version = 1\nvalues = 5\n", "rtk.lock.toml: is no lock that this rtk reads; write it anew with "),
     ],

@@ -171,7 +171,7 @@ def test_keys_of_yaml_are_texts(key: str) -> None:
         ("a: 1\n b: 2\n", 2, "is not valid YAML: "),
         ("a: %s3cret\n", 1, "is not valid YAML: "),
         ("a: 'b\n", 2, "is not valid YAML: "),
-        ("a: \x01s3cret\n", None, "is not valid YAML: it holds characters that YAML does not allow"),
+        ("a: 1\nb: \x01s3cret\n", 2, "is not valid YAML: it holds characters that YAML does not allow"),
     ],
 )
 def test_what_yaml_cannot_be_read(text: str, line: int | None, reason: str) -> None:

@@ -205,7 +205,10 @@ def test_paths_are_texts(write: Write) -> None:
         ("[eviction]\npolcy = 'slru'\n", "rtk.toml:2: unknown key 'eviction.polcy'; did you mean eviction.policy?"),
         ("[eviction.slru]\nhits = 1\n", "rtk.toml:2: unknown key 'eviction.slru.hits'; "),
         ("[a.b.c]\nd = 1\n", "rtk.toml:1: unknown key 'a'; see 'rtk config show'"),
-        ("[cache]\npage_size = 1\npage-size = 2\n", "cache.page_size is given twice: rtk.toml:2 and rtk.toml:3; "),
+        (
+            "[cache]\npage_size = 1\npage-size = 2\n",
+            "rtk.toml:3: cache.page_size: is given twice: rtk.toml:2 and rtk.toml:3; ",
+        ),
         ("version = 2\n", "rtk.toml:1: version = 2: this rtk reads files of the versions 1 to 1; "),
         ("version = '1'\n", "rtk.toml:1: version = '1': this rtk reads files of the versions 1 to 1; "),
         ("[observe]\nplugins = ['a', 1]\n", 'rtk.toml:2: observe.plugins = ["a", 1]: item 2: must be a valid string'),
@@ -253,7 +256,7 @@ def test_options_are_validated_by_the_plugins_own_model(write: Write) -> None:
     [
         (None, "no.toml", "no.toml: cannot be read: No such file or directory"),
         (b"", "rtk.json", "rtk.json: a configuration file's name ends in .toml, .yaml, .yml"),
-        (b"a = \xff", "a.toml", "a.toml: is not UTF-8: byte 4"),
+        (b"a = \xff", "a.toml", "a.toml:1: is not UTF-8: byte 4"),
         (b"#" * (1024 * 1024) + b"\xff", "a.toml", "a.toml: is larger than 1 MiB"),
     ],
 )
@@ -502,7 +505,7 @@ def test_an_old_flag_works_and_is_not_offered(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.usefixtures("old_names")
 def test_old_and_new_name_together_are_one_key_given_twice(write: Write) -> None:
     file = write("[schedule]\norder = 'lpm'\npolicy = 'hrrn'\n")
-    assert problems(file) == ["schedule.policy is given twice: rtk.toml:2 and rtk.toml:3; drop one"]
+    assert problems(file) == ["rtk.toml:3: schedule.policy: is given twice: rtk.toml:2 and rtk.toml:3; drop one"]
 
 
 @pytest.mark.usefixtures("old_names")

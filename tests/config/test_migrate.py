@@ -127,7 +127,7 @@ def test_sections_are_made_where_there_are_none(name: str, text: str, expected: 
 def test_what_cannot_be_rewritten_is_left_alone(text: str, line: int) -> None:
     code, out, after = migrate(text)
     assert (code, after) == (1, text)
-    assert f"error: rtk.toml: line {line}: write " in out
+    assert f"error: rtk.toml:{line}: write " in out
     assert " by hand, then try again" in out
 
 
@@ -167,7 +167,7 @@ def test_a_secret_is_not_in_the_diff(name: str, text: str) -> None:
 def test_a_file_that_cannot_be_read_is_refused(text: str) -> None:
     code, out, after = migrate(text)
     assert (code, after) == (1, text)
-    assert out.startswith("error: rtk.toml: ")
+    assert out.startswith("error: rtk.toml:1: ")
 
 
 @pytest.mark.parametrize("text", ["", "[eviction.gdsf]\na = 1\n", "[cache]\npins.budget = 3\n"])

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 KeyPath = tuple[str, ...]
@@ -67,6 +68,10 @@ class FileError(Exception):
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
         self.line = line
+
+    def told(self, path: Path) -> str:
+        """What is wrong with the file at `path`, and in which line of it."""
+        return f"{path}: {self}" if self.line is None else f"{path}:{self.line}: {self}"
 
 
 def without_quotes(reason: str) -> str:

@@ -53,7 +53,7 @@ def check_lock(loaded: LoadedConfig, registry: Registry) -> None:
     try:
         document = read_document(path)
     except FileError as error:
-        raise ConfigError(f"{path}: {error}; write it with 'rtk config lock'") from None
+        raise ConfigError(f"{error.told(path)}; write it with 'rtk config lock'") from None
     if problems := [*_problems(loaded, registry, document, path)]:
         raise ConfigError(*problems)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rtk.config.document import Document, FileError, KeyPath
-from rtk.config.keys import MASK, KeyTable, spelling
+from rtk.config.keys import MASK, KeyTable, as_written, spelling
 from rtk.config.moved import MARKER, VERSION, Moved, moved
 from rtk.config.sources import parse, read_document
 from rtk.errors import ConfigError
@@ -31,7 +31,7 @@ def migrate(path: Path, keys: KeyTable) -> tuple[Document, Document]:
             with contextlib.suppress(FileError):  # a YAML file in one pair of braces has no place for it
                 after = parse(path, _with_marker(after, path.suffix == ".toml"))
     except FileError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(error.told(path)) from None
     return before, after
 
 
@@ -50,7 +50,8 @@ def masked(document: Document, keys: KeyTable) -> str:
 def _version(document: Document) -> int | None:
     version = document.values.get(MARKER)
     if version is not None and (type(version) is not int or not 1 <= version <= VERSION):
-        raise FileError(f"{MARKER} = {version!r}: this rtk reads files of the versions 1 to {VERSION}")
+        wrong = f"{MARKER} = {as_written(version)}: this rtk reads files of the versions 1 to {VERSION}"
+        raise FileError(wrong, document.places[MARKER,].line)
     return version
 
 
@@ -71,7 +72,7 @@ def _without_old_name(path: Path, document: Document, one: Moved) -> Document:
     except FileError:
         after = document
     if _flat(after.values) != {_renamed(name, one): value for name, value in _flat(document.values).items()}:
-        raise FileError(f"line {document.places[key].line}: write {one.new} for {one.old} by hand, then try again")
+        raise FileError(f"write {one.new} for {one.old} by hand, then try again", document.places[key].line)
     return after
 
 

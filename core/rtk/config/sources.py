@@ -57,7 +57,8 @@ class Layer:
     def add(self, key: Key, one: Given) -> None:
         """Record a value; giving one key twice in one layer is a problem, since neither is meant to win."""
         if key.path in self.given:
-            self.problems.append(f"{key.path} is given twice: {self.given[key.path].source} and {one.source}; drop one")
+            place = f"{one.source}: {key.path}:" if one.in_file else key.path
+            self.problems.append(f"{place} is given twice: {self.given[key.path].source} and {one.source}; drop one")
         if problem := _unfit(one.value):
             self.problems.append(one.told(key.path, problem))
         else:
@@ -208,8 +209,7 @@ class File:
         try:
             document = read_document(self.path)
         except FileError as error:
-            where = self.path if error.line is None else f"{self.path}:{error.line}"
-            layer.problems.append(f"{where}: {error}")
+            layer.problems.append(error.told(self.path))
         else:
             _FileReading(self.path, document, layer).read(document.values, ())
 
@@ -273,7 +273,8 @@ def read_document(path: Path) -> Document:
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FileError(f"is not UTF-8: byte {error.start}") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FileError(f"is not UTF-8: byte {error.start}", line) from None
     return parse(path, text)
 
 

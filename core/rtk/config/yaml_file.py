@@ -31,8 +31,9 @@ def read_yaml(text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         reason = without_quotes(error.problem or "it breaks off")
         raise FileError(f"is not valid YAML: {reason}", mark.line + 1 if mark else None) from None
-    except yaml.YAMLError:
-        raise FileError("is not valid YAML: it holds characters that YAML does not allow") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise FileError("is not valid YAML: it holds characters that YAML does not allow", line) from None
 
 
 class _Reading:
