@@ -187,6 +187,7 @@ def unusual() -> dict[str, Key]:
         ("gap", "PT5S", timedelta(seconds=5), "a duration, such as PT30S"),
         ("page", "http://h/", AnyHttpUrl("http://h/"), "a URL, or null"),
         ("anything", "x", "x", "any value"),
+        ("anything", "null", None, "any value"),
         ("size", "7", 7, "an integer"),
     ],
 )

@@ -83,7 +83,7 @@ class Key:
     @property
     def nullable(self) -> bool:
         """Whether null is a value of it."""
-        return types.NoneType in self.types
+        return not {types.NoneType, Any, object}.isdisjoint(self.types)
 
     @property
     def is_secret(self) -> bool:
@@ -119,8 +119,8 @@ class Key:
         """What somebody gave, as messages show it."""
         return _short(repr(MASK if self.is_secret else value))
 
-    def value(self, config: Config) -> Any:
-        """The value in `config`."""
+    def value(self, config: BaseModel) -> Any:
+        """The value in `config`, or in what else was walked."""
         return functools.reduce(getattr, self.attributes, config)
 
     def parse(self, text: str) -> Any:

@@ -217,7 +217,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 INDEX = re.compile(r"\d+")
 WRONG_TYPE = re.compile(r".*_(parsing|type)")
-SPOKEN_FOR = re.compile(rf"{WRONG_TYPE.pattern}|literal_error|greater_than(_equal)?|less_than_equal|string_too_short")
+SPOKEN_FOR = re.compile(
+    rf"{WRONG_TYPE.pattern}|literal_error|enum|(greater|less)_than(_equal)?|string_too_(short|long)"
+)
 """The errors that `Key.allowed` explains better than pydantic does."""
 
 
