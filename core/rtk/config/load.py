@@ -144,13 +144,17 @@ def _refusals(errors: Iterable[ErrorDetails], keys: KeyTable, given: Mapping[str
 
 def _without(given: Mapping[str, Given], refused: Iterable[Refusal]) -> dict[str, Given]:
     """What is left of values; of mappings in files, the entries that are left."""
-    left = dict(given)
+    whole: set[str] = set()
+    entries: dict[str, set[str]] = {}
     for one in refused:
-        if one.entry is not None:
-            entries = {name: value for name, value in left[one.path].value.items() if name != one.entry}
-            left[one.path] = replace(left[one.path], value=entries)
+        if one.entry is None:
+            whole.add(one.path)
         else:
-            left = {path: value for path, value in left.items() if not _inside(path, one.path)}
+            entries.setdefault(one.path, set()).add(one.entry)
+    left = {path: one for path, one in given.items() if not any(_inside(path, above) for above in whole)}
+    for path in entries.keys() & left.keys():
+        kept = {name: value for name, value in left[path].value.items() if name not in entries[path]}
+        left[path] = replace(left[path], value=kept)
     return left
 
 
