@@ -87,8 +87,10 @@ cache:
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), [("a.toml", TOML, TOML_AFTER), ("a.yaml", YAML, YAML_AFTER)])
-def test_keys_are_renamed_and_moved_and_comments_stay(name: str, text: str, expected: str) -> None:
-    Path(name).write_text(text)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_keys_are_renamed_and_moved_and_comments_stay(name: str, text: str, expected: str, newline: str) -> None:
+    text, expected = text.replace("\n", newline), expected.replace("\n", newline)
+    Path(name).write_bytes(text.encode())
     before = load_files(installed(), [Path(name)]).config
     code, out, after = migrate(text, name)
     assert (code, after) == (0, expected)

@@ -22,14 +22,18 @@ _YAML_START = re.compile(r"(?:(?:[ \t]*(?:#.*)?|%.*)\n)*---[^\n]*\n")
 def migrate(path: Path, keys: KeyTable) -> tuple[Document, Document]:
     """A file as it is, and as it would be now. Raises `ConfigError` where it has to be done by hand, or not at all."""
     try:
-        before = after = read_document(path)
+        before = read_document(path)
         version = _version(before)
+        crlf = 0 < before.text.count("\n") == before.text.count("\r\n")
+        plain = after = parse(path, before.text.replace("\r\n", "\n")) if crlf else before
         for one in moved(version):
             if one.new in keys.by_path:
                 after = _without_old_name(path, after, one)
-        if after is not before or (version or VERSION) < VERSION:
+        if after is not plain or (version or VERSION) < VERSION:
             with contextlib.suppress(FileError):  # a YAML file in one pair of braces has no place for it
                 after = parse(path, _with_marker(after, path.suffix == ".toml"))
+        if crlf:
+            after = parse(path, after.text.replace("\n", "\r\n"))
     except FileError as error:
         raise ConfigError(error.told(path)) from None
     return before, after
