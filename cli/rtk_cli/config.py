@@ -128,7 +128,7 @@ def diff(
     one, other = (load_files(installed(), [file]) for file in (a, b))
     differing = False
     for (key, before, source), (_, after, other_source) in zip(one.rows(), other.rows(), strict=True):
-        if before != after:
+        if before != after and (key.is_secret or as_text(before) != as_text(after)):  # NaN is no other than NaN
             differing = True
             typer.echo(printable(f"{key.path}: {as_text(before)} ({source}) -> {as_text(after)} ({other_source})"))
     if differing:

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -430,11 +430,27 @@ class Grouped(Options):
     groups: dict[str, set[str]] = Field(default_factory=lambda: {"all": set("abcdefgh")})
     limits: dict[str, int | None] = Field(default_factory=lambda: {"b": None, "a": 1})
     share: float = float("nan")
+    names: Sequence[str] = ()
+
+
+WITH_GROUPS = Registry(
+    [
+        *installed().all(),
+        Registered(
+            Plugin(kind="eviction", name="grouped", summary="s", target="m:C", options=Grouped), Origin("e", "x", "1")
+        ),
+    ]
+)
+
+
+def test_what_is_no_number_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: WITH_GROUPS)
+    one, two = write("", "a.toml"), write("eviction:\n  grouped: {share: .nan, names: []}\n", "b.yaml")
+    assert rtk("config", "diff", one, two) == (0, [], [])
 
 
 def test_a_lock_holds_what_has_no_order_and_what_toml_lacks() -> None:
-    plugin = Plugin(kind="eviction", name="grouped", summary="s", target="m:C", options=Grouped)
-    registry = Registry([*installed().all(), Registered(plugin, Origin("e", "x", "1"))])
+    registry = WITH_GROUPS
     loaded = load_files(registry, [Path(write("[eviction]\npolicy = 'grouped'\n"))])
     text = lock_text(loaded, registry)
     letters = '["a", "b", "c", "d", "e", "f", "g", "h"]'

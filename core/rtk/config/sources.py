@@ -192,7 +192,7 @@ class Values:
     def _read(self, layer: Layer, values: Mapping[str, Any], above: str) -> None:
         for name, value in values.items():
             path = f"{above}{name}"
-            if isinstance(value, Mapping) and spelling(path) in layer.keys.sections:
+            if isinstance(value, Mapping) and layer.is_section(spelling(path)):
                 self._read(layer, value, f"{path}.")
             elif key := layer.named(path, "configuration"):
                 layer.add(key, Given(value, key.shown(value), f"argument {key.path}"))
