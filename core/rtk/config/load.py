@@ -174,8 +174,10 @@ def _broken(keys: KeyTable, given: Mapping[str, Given], registry: Registry) -> l
             except BaseException as error:
                 if not contained(error):
                     raise
-                reason = _masked(f"{one_line(error)}; tell the authors of {entry.origin}", path, keys, given)
-                found.append(_together(path, f"its options cannot be checked: {reason}", given))
+                secret = any(keys.by_path[f"{path}.{key}"].is_secret for key in own)  # which the message may quote
+                reason = type(error).__name__ if secret else one_line(error)
+                told = f"its options cannot be checked: {reason}; tell the authors of {entry.origin}"
+                found.append(_together(path, told, given))
     return found
 
 
