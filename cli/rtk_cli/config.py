@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rtk.config.keys import as_text
+from rtk.errors import printable
 from rtk_cli.options import AllowUnknown, with_config
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def show(
 
     if not as_json:
         for key, value, source in loaded.rows():
-            typer.echo(f"{key.path} = {as_text(value)}" + (f"  # {source}" if sources else ""))
+            typer.echo(printable(f"{key.path} = {as_text(value)}" + (f"  # {source}" if sources else "")))
     elif sources:
         values = json_values(loaded.config)
         rows = {key.path: {"value": values[key.path], "source": source} for key, _, source in loaded.rows()}
@@ -59,7 +60,7 @@ def check(
             load_files(installed(), group, allow_unknown=allow_unknown)
         except ConfigError as error:
             failed = True
-            for problem in sorted(error.problems, key=_line):
+            for problem in sorted(error.problems, key=_place):
                 typer.echo(problem)
         else:
             typer.echo(f"{' + '.join(map(str, group))}: ok")
@@ -67,9 +68,9 @@ def check(
         raise typer.Exit(1)
 
 
-def _line(problem: str) -> int:
-    place = re.match(r".*?:(\d+): ", problem)
-    return int(place[1]) if place else 0
+def _place(problem: str) -> tuple[str, int]:
+    place = re.match(r"(.*?):(\d+): ", problem)
+    return (place[1], int(place[2])) if place else ("", 0)
 
 
 @app.command()
@@ -127,9 +128,9 @@ def diff(
     one, other = (load_files(installed(), [file]) for file in (a, b))
     differing = False
     for (key, before, source), (_, after, other_source) in zip(one.rows(), other.rows(), strict=True):
-        if before != after:
+        if before != after and (key.is_secret or as_text(before) != as_text(after)):  # NaN is no other than NaN
             differing = True
-            typer.echo(f"{key.path}: {as_text(before)} ({source}) -> {as_text(after)} ({other_source})")
+            typer.echo(printable(f"{key.path}: {as_text(before)} ({source}) -> {as_text(after)} ({other_source})"))
     if differing:
         raise typer.Exit(1)
 

@@ -109,11 +109,12 @@ def _facts(entry: "Registered") -> dict[str, Any]:
     plugin = entry.plugin
     section = next((name for name, one in PLUGIN_SECTIONS.items() if one.kind == plugin.kind), plugin.kind)
     above = f"{section}.{canonical(plugin.name).replace('-', '_')}"
+    defaults = plugin.options()
 
     def option(key: "Key") -> dict[str, str]:
         return {
             "key": f"{above}.{key.path}",
-            "default": as_text(key.default),
+            "default": as_text(key.value(defaults)),
             "allowed": key.allowed,
             "description": key.description,
         }

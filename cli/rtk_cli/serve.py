@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rtk.errors import printable
 from rtk_cli.bars import transfer_bars
 from rtk_cli.options import with_config
 
@@ -29,7 +30,7 @@ def serve(
     if dry_run:
         from rtk.serve.dry_run import rehearse
 
-        typer.echo("\n".join(rehearse(loaded, installed())))
+        typer.echo("\n".join(map(printable, rehearse(loaded, installed()))))
         return
     from rtk.serve.launch import serve as run
 

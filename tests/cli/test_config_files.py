@@ -4,13 +4,13 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 from typer.testing import CliRunner
 
 from rtk.config.keys import KeyTable, walk
@@ -94,6 +94,12 @@ def test_check_looks_at_each_file_alone_or_at_all_together() -> None:
     assert out[0].startswith("b.toml:2: schedule.policy = 'hrrn': requires prefix_match ")
     assert "cache.disable = true (a.toml:2) switches off" in out[0]
     assert rtk("config", "check", "--together", one, write("[schedule]\n", "c.toml"))[1] == ["a.toml + c.toml: ok"]
+
+
+def test_check_keeps_the_problems_of_a_file_together() -> None:
+    one, two = write("\n\nx = 1\n", "a.toml"), write("y = 1\n[cache]\npage_size = 1\npage-size = 1\n", "b.toml")
+    lines = rtk("config", "check", "--together", two, one)[1]
+    assert [line.partition(": ")[0] for line in lines] == ["a.toml:3", "b.toml:1", "b.toml:4"]
 
 
 def test_check_reads_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,11 +396,75 @@ def test_other_package_versions_are_refused(served: list[Any]) -> None:
     ]
 
 
+SECRET = ":{}: serve.admin_api_key is locked, and a lock holds no secrets; take it out"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"serve.port" = 8000', '"serve.port" = 8000.0', ":{}: serve.port = 8000.0 is locked, not 8000 (default)"),
+        ('"cache.page_size" = 1', '"cache.page_size" = true', ":{}: cache.page_size = true is locked, not 1 (default)"),
+        ('"serve.port" = 8000', "serve.port = 8000", ":{}: serve is locked, and no key here"),
+        (
+            '"serve.port" = 8000',
+            '"serve.port" = 1979-01-01',
+            ':{}: serve.port = "1979-01-01" is locked, not 8000 (default)',
+        ),
+        ('"serve.port" = 8000', '"serve.port" = 0x' + "f" * 9999, ":{}: has a number that is too large; write it with"),
+        ('"serve.port" = 8000', '"serve.port" = 8000\n"serve.admin_api_key" = "s3cret"', SECRET),
+    ],
+)
+def test_a_lock_that_was_edited_by_hand(served: list[Any], old: str, new: str, problem: str) -> None:
+    rtk("config", "lock", "--config", write(""))
+    lock = Path("rtk.lock.toml")
+    text = lock.read_text()
+    line = text[: text.index(old)].count("\n") + 1
+    lock.write_text(text.replace(old, new))
+    code, _, err = rtk("serve", "--locked", "--config", "rtk.toml")
+    assert (code, served) == (1, [])
+    assert err[0].startswith(f"error: rtk.lock.toml{problem.format(line + (problem is SECRET))}")
+
+
+class Grouped(Options):
+    group: frozenset[str] = frozenset("abcdefgh")
+    groups: dict[str, set[str]] = Field(default_factory=lambda: {"all": set("abcdefgh")})
+    limits: dict[str, int | None] = Field(default_factory=lambda: {"b": None, "a": 1})
+    share: float = float("nan")
+    names: Sequence[str] = ()
+
+
+WITH_GROUPS = Registry(
+    [
+        *installed().all(),
+        Registered(
+            Plugin(kind="eviction", name="grouped", summary="s", target="m:C", options=Grouped), Origin("e", "x", "1")
+        ),
+    ]
+)
+
+
+def test_what_is_no_number_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: WITH_GROUPS)
+    one, two = write("", "a.toml"), write("eviction:\n  grouped: {share: .nan, names: []}\n", "b.yaml")
+    assert rtk("config", "diff", one, two) == (0, [], [])
+
+
+def test_a_lock_holds_what_has_no_order_and_what_toml_lacks() -> None:
+    registry = WITH_GROUPS
+    loaded = load_files(registry, [Path(write("[eviction]\npolicy = 'grouped'\n"))])
+    text = lock_text(loaded, registry)
+    letters = '["a", "b", "c", "d", "e", "f", "g", "h"]'
+    assert f'"eviction.grouped.group" = {letters}\n' in text
+    assert f'"eviction.grouped.groups" = {{ "all" = {letters} }}\n' in text
+    write(text, "rtk.lock.toml")
+    check_lock(loaded, registry)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         (None, "rtk.lock.toml: cannot be read: No such file or directory; write it with 'rtk config lock'"),
-        ("version = ", "rtk.lock.toml: is not valid TOML: Invalid value; write it with 'rtk config lock'"),
+        ("version = ", "rtk.lock.toml:1: is not valid TOML: Invalid value; write it with 'rtk config lock'"),
         ("", "rtk.lock.toml: is no lock that this rtk reads; write it anew with 'rtk config lock'"),
         ("version = 1\nvalues = 5\n", "rtk.lock.toml: is no lock that this rtk reads; write it anew with "),
     ],
@@ -405,6 +475,22 @@ def test_what_is_no_lock(served: list[Any], text: str | None, problem: str) -> N
     code, _, (error,) = rtk("serve", "--locked")
     assert (code, served) == (1, [])
     assert error.startswith(f"error: {problem}")
+
+
+# --- values that would pass for lines --------------------------------------------------------------------------------
+
+
+def test_a_value_stays_on_its_line(folder: Path) -> None:
+    name = "x\x1b[31m\nserve.port = 1"
+    shown = r"model.served_name = x\x1b[31m\nserve.port = 1"
+    _, out, _ = rtk("config", "show", "--sources", "--served-name", name)
+    assert f"{shown}  # flag --served-name" in out
+    _, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--served-name", name, "--cache-dir", str(folder))
+    assert f"{shown}  # flag --served-name" in out
+    plain, odd = write("", "a.toml"), write('model: {served_name: "x\\e[31m\\nserve.port = 1"}\n', "b.yaml")
+    assert rtk("config", "diff", plain, odd)[1] == [
+        r"model.served_name: null (default) -> x\x1b[31m\nserve.port = 1 (b.yaml:1)"
+    ]
 
 
 # --- dry run --------------------------------------------------------------------------------------------------------

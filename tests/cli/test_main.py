@@ -97,9 +97,9 @@ def test_an_expected_failure_is_one_line_and_code_1(failing: typer.Typer) -> Non
 
 
 def test_what_a_message_quotes_cannot_pass_for_another() -> None:
-    code, out, err = run("config", "show", "--set", "a\nerror: b\udcff=1")
+    code, out, err = run("config", "show", "--config", "a\nerror: b\udcff")
     assert (code, out) == (1, "")
-    assert err == r"error: --set a\nerror: b\udcff: unknown key 'a\nerror: b\udcff'; see 'rtk config show'" + "\n"
+    assert err == r"error: a\nerror: b\udcff: a configuration file's name ends in .toml, .yaml, .yml" + "\n"
 
 
 def test_a_log_message_is_one_line_and_a_traceback_is_not() -> None:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin
@@ -92,6 +93,26 @@ def test_the_options_of_an_observer_are_shown_where_they_are_set(monkeypatch: py
     monkeypatch.setattr("rtk.plugin.host.installed", lambda: found)
     shown = json.loads(run("show", "long-tape", "--json"))
     assert [option["key"] for option in shown["options"]] == ["observe.long_tape.path"]
+
+
+class Limits(BaseModel):
+    low: int = 1
+    high: int = Field(default_factory=lambda data: data["low"] + 1)
+
+
+class Limited(Options):
+    limits: Limits = Limits(low=5)
+
+
+def test_the_defaults_of_options_are_those_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = Plugin(kind="eviction", name="limited", summary="s", target="m:C", options=Limited)
+    found = Registry([Registered(plugin, Origin("e", "rtk-x", "2.0"))])
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: found)
+    options = json.loads(run("show", "limited", "--json"))["options"]
+    assert {option["key"]: option["default"] for option in options} == {
+        "eviction.limited.limits.low": "5",
+        "eviction.limited.limits.high": "6",
+    }
 
 
 def refused(*args: str) -> str:

@@ -1,5 +1,6 @@
 """Configuration files: who wins, where each value came from, and what is refused with file and line."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +43,8 @@ class Knobs(Options):
     def _long(cls, token: Any) -> Any:
         if token == "s3cret-1":
             raise ValueError(f"{token} is too short")
+        if str(token).endswith("cret-2"):
+            raise KeyError(token)
         return token
 
 
@@ -202,8 +205,21 @@ def test_paths_are_texts(write: Write) -> None:
         ("[eviction]\npolcy = 'slru'\n", "rtk.toml:2: unknown key 'eviction.polcy'; did you mean eviction.policy?"),
         ("[eviction.slru]\nhits = 1\n", "rtk.toml:2: unknown key 'eviction.slru.hits'; "),
         ("[a.b.c]\nd = 1\n", "rtk.toml:1: unknown key 'a'; see 'rtk config show'"),
-        ("[cache]\npage_size = 1\npage-size = 2\n", "cache.page_size is given twice: rtk.toml:2 and rtk.toml:3; "),
+        (
+            "[cache]\npage_size = 1\npage-size = 2\n",
+            "rtk.toml:3: cache.page_size: is given twice: rtk.toml:2 and rtk.toml:3; ",
+        ),
         ("version = 2\n", "rtk.toml:1: version = 2: this rtk reads files of the versions 1 to 1; "),
+        ("version = '1'\n", "rtk.toml:1: version = '1': this rtk reads files of the versions 1 to 1; "),
+        ("[observe]\nplugins = ['a', 1]\n", 'rtk.toml:2: observe.plugins = ["a", 1]: item 2: must be a valid string'),
+        (
+            "[model]\ncache_dir = '~nobody-here/x'\n",
+            "rtk.toml:2: model.cache_dir = '~nobody-here/x': must be a path; there is ",
+        ),
+        (
+            "[plugins]\nrequire = {'a b' = ''}\n",
+            "rtk.toml:2: plugins.require.a b = 'a b': must be the name of a package, ",
+        ),
         ("version = true\n", "rtk.toml:1: version = true: this rtk reads files of the versions 1 to 1; "),
         ("[cache]\npage_size = \n", "rtk.toml:2: is not valid TOML: Invalid value"),
     ],
@@ -240,13 +256,49 @@ def test_options_are_validated_by_the_plugins_own_model(write: Write) -> None:
     [
         (None, "no.toml", "no.toml: cannot be read: No such file or directory"),
         (b"", "rtk.json", "rtk.json: a configuration file's name ends in .toml, .yaml, .yml"),
-        (b"a = \xff", "a.toml", "a.toml: is not UTF-8: byte 4"),
+        (b"a = \xff", "a.toml", "a.toml:1: is not UTF-8: byte 4"),
+        (b"#" * (1024 * 1024) + b"\xff", "a.toml", "a.toml: is larger than 1 MiB"),
     ],
 )
 def test_a_file_that_cannot_be_read(write: Write, content: bytes | None, name: str, problem: str) -> None:
     if content is not None:
         Path(name).write_bytes(content)
     assert problems(Path(name)) == [problem]
+
+
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_what_never_ends_is_not_read(write: Write, target: str) -> None:
+    os.mkfifo("pipe")
+    Path("rtk.toml").symlink_to(target)
+    assert problems(Path("rtk.toml")) == ["rtk.toml: cannot be read: it is no regular file"]
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.yaml"])
+@pytest.mark.parametrize("number", ["0x" + "f" * 9999, "0o" + "7" * 9999, "9" * 4000])
+def test_numbers_have_an_end(write: Write, name: str, number: str) -> None:
+    key = "[serve]\nlist = [\n{}]\n" if name == "a.toml" else "serve:\n  list:\n    - {}\n"
+    assert problems(write(key.format(number), name)) == [f"{name}:2: has a number that is too large"]
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 200 + "]" * 200, ".".join("a" * 200) + " = 1"])
+def test_toml_has_as_many_levels_as_yaml(write: Write, text: str) -> None:
+    assert problems(write(text)) == ["rtk.toml: is nested too deeply"]
+
+
+UNFIT = "must be text without NUL, of characters that UTF-8 has"
+
+
+def test_text_that_nothing_can_hold_is_refused_beside_the_rest(write: Write) -> None:
+    file = write(
+        'model: {cache_dir: "\\ud800", path: "a\\0"}\ncache: {page_size: "16"}\nplugins: {require: {"\\ud800": ""}}\n',
+        "a.yaml",
+    )
+    assert problems(file) == [
+        f"a.yaml:1: model.cache_dir = '\\ud800': {UNFIT}",
+        f"a.yaml:1: model.path = 'a\\x00': {UNFIT}",
+        f'a.yaml:3: plugins.require = {{"\\ud800": ""}}: {UNFIT}',
+        "a.yaml:2: cache.page_size = '16': must be an integer from 1 to 2147483647",
+    ]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(write: Write) -> None:
@@ -307,6 +359,42 @@ def test_a_secret_in_a_file_is_shown_nowhere(write: Write, key: str, token: str,
         assert "s3cret" not in repr(list(loaded.rows()))
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "named"),
+    [
+        (
+            "serve: {admin_api_key:s3cret==}\n",
+            "a.yaml",
+            "unknown key 'serve.admin_api_key…'; did you mean serve.admin_api_key?",
+        ),
+        (
+            "serve: {admin_api_key s3cret}\n",
+            "a.yaml",
+            "unknown key 'serve.admin_api_key…'; did you mean serve.admin_api_key?",
+        ),
+        (
+            "'serve.admin_api_key=s3cret' = 1\n",
+            "a.toml",
+            "unknown key 'serve.admin_api_key…'; did you mean serve.admin_api_key?",
+        ),
+        ("serve: {admin_api_key: {s3cret: 1, s3cret: 2}}\n", "a.yaml", "gives a key twice: in line 1 too"),
+        ("['s3cret']\n['s3cret']\n", "a.toml", "is not valid TOML: Cannot declare (…,) twice"),
+    ],
+)
+def test_a_secret_that_became_part_of_a_key_is_not_shown(write: Write, text: str, name: str, named: str) -> None:
+    (problem,) = problems(write(text, name))
+    assert problem.partition(": ")[2] == named
+
+
+def test_options_that_a_plugin_cannot_check_are_told_with_the_plugin(write: Write) -> None:
+    file = write("[eviction.fast-lru]\nlow = 1\ntoken = 's3cret-2'\n[cache]\npage_size = 0\n")
+    assert problems(file, registry=with_knobs()) == [
+        "rtk.toml:2: eviction.fast_lru: its options cannot be checked: KeyError; "
+        "tell the authors of rtk-extra 2.0 (entry point 'e') (rtk.toml:2, rtk.toml:3)",
+        "rtk.toml:5: cache.page_size = 0: must be an integer from 1 to 2147483647",
+    ]
+
+
 # --- packages that must be there ------------------------------------------------------------------------------------
 
 
@@ -327,6 +415,11 @@ def test_required_packages_are_looked_for(write: Write, monkeypatch: pytest.Monk
         "rtk.toml:2: plugins.require.rtk-eviction-gdsf = '>=1.2': 1.1 is installed; "
         "pip install 'rtk-eviction-gdsf>=1.2'",
         "rtk.toml:4: plugins.require.rtk-none = '==1': it is not installed; pip install 'rtk-none==1'",
+    ]
+    file = write('[plugins.require]\nrtk-eviction-gdsf = "=1"\nrtk-none = ""\n')
+    assert [problem.partition(" = ")[0] for problem in problems(file)] == [
+        "rtk.toml:2: plugins.require.rtk-eviction-gdsf",
+        "rtk.toml:3: plugins.require.rtk-none",
     ]
     with pytest.raises(ConfigError) as caught:
         load(environ={"RTK_PLUGINS__REQUIRE": '{"rtk-none": "==1"}'})
@@ -412,7 +505,7 @@ def test_an_old_flag_works_and_is_not_offered(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.usefixtures("old_names")
 def test_old_and_new_name_together_are_one_key_given_twice(write: Write) -> None:
     file = write("[schedule]\norder = 'lpm'\npolicy = 'hrrn'\n")
-    assert problems(file) == ["schedule.policy is given twice: rtk.toml:2 and rtk.toml:3; drop one"]
+    assert problems(file) == ["rtk.toml:3: schedule.policy: is given twice: rtk.toml:2 and rtk.toml:3; drop one"]
 
 
 @pytest.mark.usefixtures("old_names")

@@ -1,11 +1,16 @@
 """The one walk over the tree, and what is generated from it."""
 
+import dataclasses
+import enum
+import functools
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import AnyHttpUrl, BaseModel, Field, SecretStr
 
 from rtk.config.keys import Key, KeyTable, as_text, nearest, spelling, walk
 from rtk.config.models import Config
@@ -121,6 +126,90 @@ def test_collections_are_written_as_json(knobs: dict[str, Key]) -> None:
     assert as_text([1, 2.5]) == "[1, 2.5]"
     with pytest.raises(ValueError, match="Extra data"):
         knobs["weights"].parse("1, 2.5")
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Part(BaseModel):
+    size: int = 1
+    parts: "list[Part]" = Field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Login:
+    token: SecretStr
+
+
+class Unusual(Options):
+    colour: Colour = Colour.RED
+    level: Literal[1, 2, "top"] = 1
+    names: Sequence[str] = ()
+    shares: Mapping[str, float] = Field(default_factory=dict)
+    few: Annotated[list[int], Field(max_length=2)] | None = None
+    part: Part | None = None
+    tags: str | list[str] = "x"
+    login: Login | None = None
+    word: str = Field("abc", min_length=2, max_length=4)
+    code: str = Field("abc", min_length=2)
+    below: float = Field(0.5, ge=0, lt=1)
+    since: date = date(2026, 1, 31)
+    gap: timedelta = timedelta(seconds=3)
+    page: AnyHttpUrl | None = None
+    anything: Any = None
+    group: frozenset[str] = frozenset({"b", "a"})
+    renamed: int = Field(1, alias="size")
+
+
+@pytest.fixture
+def unusual() -> dict[str, Key]:
+    return {key.path: key for key in walk(Unusual)}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value", "allowed"),
+    [
+        ("colour", "b", Colour.BLUE, "one of r, b"),
+        ("level", "2", 2, "one of 1, 2, top"),
+        ("level", "top", "top", "one of 1, 2, top"),
+        ("names", '["a", "b"]', ["a", "b"], "a JSON array"),
+        ("shares", '{"a": 0.5}', {"a": 0.5}, "a JSON object"),
+        ("few", "[1, 2]", [1, 2], "a JSON array, or null"),
+        ("part", '{"size": 2, "parts": []}', Part(size=2), "a JSON object, or null"),
+        ("tags", "x y", "x y", "text, or a JSON array"),
+        ("tags", '["x"]', ["x"], "text, or a JSON array"),
+        ("word", "abcd", "abcd", "text of 2 to 4 characters"),
+        ("code", "ab", "ab", "text of 2 characters or more"),
+        ("below", "0.25", 0.25, "a number from 0 and below 1"),
+        ("since", "2026-02-01", date(2026, 2, 1), "a date, such as 2026-01-31"),
+        ("gap", "PT5S", timedelta(seconds=5), "a duration, such as PT30S"),
+        ("page", "http://h/", AnyHttpUrl("http://h/"), "a URL, or null"),
+        ("anything", "x", "x", "any value"),
+        ("anything", "null", None, "any value"),
+        ("size", "7", 7, "an integer"),
+    ],
+)
+def test_options_of_every_kind_can_be_set_by_text(
+    unusual: dict[str, Key], option: str, text: str, value: object, allowed: str
+) -> None:
+    key = unusual[option]
+    options = Unusual.model_validate({option: key.parse(text)})
+    assert functools.reduce(getattr, key.attributes, options) == value
+    assert key.allowed == allowed
+    assert Unusual.model_validate({option: key.parse(as_text(value))}) == options
+
+
+def test_texts_are_the_same_in_every_process() -> None:
+    assert as_text(Unusual().group) == '["a", "b"]'
+    assert as_text({"x": [Colour.BLUE, frozenset({"b", "a"}), Part()]}) == (
+        '{"x": ["b", ["a", "b"], {"size": 1, "parts": []}]}'
+    )
+
+
+def test_a_type_with_itself_inside_is_looked_at_once(unusual: dict[str, Key]) -> None:
+    assert {path for path, key in unusual.items() if key.is_secret} == {"login"}
 
 
 def test_null_is_a_value_only_where_it_is_allowed(knobs: dict[str, Key]) -> None:

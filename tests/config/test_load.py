@@ -13,7 +13,7 @@ from rtk.config.keys import Key, walk
 from rtk.config.load import LoadedConfig, config_from, load_config
 from rtk.config.models import Config
 from rtk.config.tree import config_model
-from rtk.errors import ConfigError
+from rtk.errors import ConfigError, printable
 from rtk.plugin import Options, Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Failure, Origin, Registered, Registry
@@ -148,6 +148,34 @@ def test_a_bad_list_names_its_variable(text: str, reason: str) -> None:
     assert reason in message
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, '{"a": ">=1", "a": ">=2"}', '{"a": '])
+def test_what_is_no_json_object_is_refused_in_a_line(text: str) -> None:
+    message = refusal({}, {"RTK_PLUGINS__REQUIRE": text})
+    shown = repr(text) if len(text) < 200 else f"{repr(text)[:200]}…"
+    assert message == f"plugins.require = {shown} (variable RTK_PLUGINS__REQUIRE): must be a JSON object"
+
+
+def test_a_home_folder_that_there_is_not_is_refused() -> None:
+    message = refusal({"--cache-dir": "~nobody-here/x"})
+    assert message.startswith("model.cache_dir = '~nobody-here/x' (flag --cache-dir): must be a path; there is no home")
+
+
+@pytest.mark.parametrize("text", ["a\udcff", "a\0b"])
+def test_text_that_nothing_can_hold_is_refused(text: str) -> None:
+    assert refusal({"--cache-dir": text}) == printable(
+        f"model.cache_dir = {text!r} (flag --cache-dir): must be text without NUL, of characters that UTF-8 has"
+    )
+
+
+@pytest.mark.parametrize(
+    "item", ["serve.admin_api_key:s3cret==", "serve.admin_api_key s3cret=", "serve.api_key=s3cret"]
+)
+def test_a_secret_that_became_part_of_a_key_is_not_shown(item: str) -> None:
+    message = refusal({}, {}, item)
+    assert "s3cret" not in message
+    assert message.endswith("did you mean serve.admin_api_key?")
+
+
 def test_flag_wins_over_environment_wins_over_default() -> None:
     path, variable, flag = "schedule.max_prefill_tokens", "RTK_SCHEDULE__MAX_PREFILL_TOKENS", "--max-prefill-tokens"
     both = load({flag: "256"}, {variable: "128"})
@@ -215,7 +243,7 @@ def test_a_secret_is_shown_nowhere(key: str) -> None:
         shown = f"{path} = '**********' (variable RTK_SERVE__ADMIN_API_KEY): {reason}"
         assert refusal({}, {"RTK_SERVE__ADMIN_API_KEY": key}) == shown
     message = refusal({"--admin-api-key": key}, {}, f"{path}={key}", f"serve.admin_api_kee={key}", "cache.page_size=0")
-    assert refusal({}, {}, f"{path}:{key}") == f"--set {path}: has no value; write --set key=value"
+    assert refusal({}, {}, f"{path}:{key}") == f"--set {path}…: has no value; write --set key=value"
     assert f"{path} = '**********' (--set {path}): must be" in message
     with pytest.raises(ConfigError) as caught:
         config_from({path: key or 7})

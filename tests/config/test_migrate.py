@@ -24,6 +24,7 @@ def old_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         Moved("cache.page", "schedule.truncation_align_size", 3),
         Moved("http.key", "serve.admin_api_key", 4),
         Moved("eviction.gdsf.a", "eviction.gdsf.b", 4),
+        Moved("serve.models", "plugins.require", 4),
     )
     monkeypatch.setattr(moves, "MOVED", table)
     for module in (moves, migration, sources):
@@ -86,8 +87,10 @@ cache:
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), [("a.toml", TOML, TOML_AFTER), ("a.yaml", YAML, YAML_AFTER)])
-def test_keys_are_renamed_and_moved_and_comments_stay(name: str, text: str, expected: str) -> None:
-    Path(name).write_text(text)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_keys_are_renamed_and_moved_and_comments_stay(name: str, text: str, expected: str, newline: str) -> None:
+    text, expected = text.replace("\n", newline), expected.replace("\n", newline)
+    Path(name).write_bytes(text.encode())
     before = load_files(installed(), [Path(name)]).config
     code, out, after = migrate(text, name)
     assert (code, after) == (0, expected)
@@ -120,13 +123,24 @@ def test_sections_are_made_where_there_are_none(name: str, text: str, expected: 
         ("[schedule]\norder = 'lpm'\npolicy = 'hrrn'\n", 2),
         ("cache = { page = 16 }\n", 1),
         ("[cache]\nbudget = 5\n[cache.pins]\n", 2),
+        ("[serve.models]\nnumpy = ''\n", 1),
     ],
 )
 def test_what_cannot_be_rewritten_is_left_alone(text: str, line: int) -> None:
     code, out, after = migrate(text)
     assert (code, after) == (1, text)
-    assert f"error: rtk.toml: line {line}: write " in out
+    assert f"error: rtk.toml:{line}: write " in out
     assert " by hand, then try again" in out
+
+
+def test_a_section_may_have_moved_as_a_whole() -> None:
+    text = "[http] # ours\nkey = 's3cret'\n"
+    Path("rtk.toml").write_text(text)
+    before = load_files(installed(), [Path("rtk.toml")]).config
+    assert before.serve.admin_api_key is not None
+    code, _, after = migrate(text)
+    assert (code, after) == (0, "version = 4\n[http] # ours\n\n[serve]\nadmin_api_key = 's3cret'\n")
+    assert load_files(installed(), [Path("rtk.toml")]).config == before
 
 
 def test_checking_writes_nothing() -> None:
@@ -155,7 +169,7 @@ def test_a_secret_is_not_in_the_diff(name: str, text: str) -> None:
 def test_a_file_that_cannot_be_read_is_refused(text: str) -> None:
     code, out, after = migrate(text)
     assert (code, after) == (1, text)
-    assert out.startswith("error: rtk.toml: ")
+    assert out.startswith("error: rtk.toml:1: ")
 
 
 @pytest.mark.parametrize("text", ["", "[eviction.gdsf]\na = 1\n", "[cache]\npins.budget = 3\n"])

@@ -3,26 +3,33 @@
 Flags, environment variables, `--set`, help and messages all come from here; there is no second list.
 """
 
+import dataclasses
 import difflib
+import enum
 import functools
+import itertools
 import json
+import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
 from rtk.config.models import Config, Section
+from rtk.config.words import resolved, words
 
 PREFIX = "RTK_"
 """What every environment variable of rtk begins with; `__` stands between the parts of a key."""
 
 MASK = "**********"
 """What is shown in the place of a secret; pydantic's own."""
+MAX_SHOWN = 200
+"""Characters that a message quotes of a value."""
 
 
 def variable(path: str) -> str:
@@ -76,7 +83,7 @@ class Key:
     @property
     def nullable(self) -> bool:
         """Whether null is a value of it."""
-        return types.NoneType in self.types
+        return not {types.NoneType, Any, object}.isdisjoint(self.types)
 
     @property
     def is_secret(self) -> bool:
@@ -94,19 +101,26 @@ class Key:
     @property
     def allowed(self) -> str:
         """What it takes, in words: `an integer from 1 up, or null`."""
-        constrained: Any = Annotated[self.field.annotation, self.field]
+        return ", or ".join(dict.fromkeys(map(words, self._schemas))) or "valid"
+
+    @property
+    def _schemas(self) -> list[dict[str, Any]]:
+        """JSON Schemas of the alternatives of its type; none where JSON has no word for it."""
+        annotation: Any = self.field.annotation
+        limited: Any = functools.reduce(lambda kind, limit: Annotated[kind, limit], self.field.metadata, annotation)
         try:
-            schema = TypeAdapter(constrained).json_schema()
+            schema = TypeAdapter(limited).json_schema()
         except PydanticUserError:
-            return "valid"
-        return _words(schema)
+            return []
+        alternatives = schema.get("anyOf") or schema.get("oneOf") or [schema]
+        return [resolved(schema, one) for one in alternatives]
 
     def shown(self, value: Any) -> str:
         """What somebody gave, as messages show it."""
-        return repr(MASK if self.is_secret else value)
+        return _short(repr(MASK if self.is_secret else value))
 
-    def value(self, config: Config) -> Any:
-        """The value in `config`."""
+    def value(self, config: BaseModel) -> Any:
+        """The value in `config`, or in what else was walked."""
         return functools.reduce(getattr, self.attributes, config)
 
     def parse(self, text: str) -> Any:
@@ -116,24 +130,45 @@ class Key:
         """
         if text == "null" and self.nullable:
             return None
-        if any(_is_collection(kind) for kind in self.types):
-            return json.loads(text)
-        return text
+        kinds = {schema.get("type") for schema in self._schemas}
+        if kinds & {"array", "object"}:
+            try:
+                return _read_json(text)
+            except ValueError:
+                if "string" not in kinds:
+                    raise
+        choices = (get_args(kind) for kind in self.types if get_origin(kind) is Literal)
+        return next((choice for choice in itertools.chain(*choices) if as_text(choice) == text), text)
 
 
-def _is_secret(kind: Any) -> bool:
-    """Whether there is a secret anywhere in a type."""
+def _is_secret(kind: Any, above: tuple[Any, ...] = ()) -> bool:
+    """Whether there is a secret anywhere in a type, which may have itself inside."""
     origin = get_origin(kind) or kind
+    inner = get_args(kind)
+    if origin in above:
+        return False
     if isinstance(origin, type) and issubclass(origin, Secret | SecretStr | SecretBytes):
         return True
     if isinstance(origin, type) and issubclass(origin, BaseModel):
-        return any(_is_secret(field.annotation) for field in origin.model_fields.values())
-    return any(map(_is_secret, get_args(kind)))
+        inner, above = tuple(field.annotation for field in origin.model_fields.values()), (*above, origin)
+    elif isinstance(origin, type) and dataclasses.is_dataclass(origin):
+        inner, above = tuple(get_type_hints(origin).values()), (*above, origin)
+    return any(_is_secret(one, above) for one in inner)
 
 
-def _is_collection(kind: Any) -> bool:
-    origin = get_origin(kind) or kind
-    return isinstance(origin, type) and issubclass(origin, list | tuple | set | frozenset | dict)
+def _read_json(text: str) -> Any:
+    """Raises `ValueError` for what is no JSON, gives a name twice, or is nested too deeply."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_twins)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice")
+    return found
 
 
 def walk(model: type[BaseModel]) -> Iterator[Key]:
@@ -185,9 +220,38 @@ class KeyTable:
 
 def as_text(value: Any) -> str:
     """A value as a flag or variable would set it: the inverse of `Key.parse`."""
-    if value is None or isinstance(value, bool | list | tuple | set | frozenset | dict):
-        return json.dumps(sorted(value, key=repr) if isinstance(value, set | frozenset) else value, default=str)
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if value is None or isinstance(value, bool | list | tuple | set | frozenset | dict | BaseModel):
+        return json.dumps(value, default=_plain)
     return str(value)
+
+
+def as_written(value: Any) -> str:
+    """A value of a file, as messages show it: texts in quotes."""
+    return _short(repr(value) if isinstance(value, str) else as_text(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case set() | frozenset():
+            return sorted(value, key=repr)
+        case enum.Enum():
+            return value.value
+        case BaseModel():
+            return value.model_dump(mode="json", by_alias=True)
+    return str(value)
+
+
+def readable(path: str) -> str:
+    """The path of a key that there may be, as messages show it: what follows it may be a secret (`api_key:s3cret`)."""
+    found = re.match(r"[\w.-]*", path.strip())
+    named = found[0] if found else ""
+    return named if named == path.strip() else f"{named}…"
 
 
 def spelling(path: str) -> str:
@@ -199,36 +263,3 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """A hint for a message: the known name that `name` is probably meant to be, or where to look."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "see 'rtk config show'"
-
-
-def _words(schema: dict[str, Any]) -> str:
-    """A JSON Schema of one value as a phrase that follows "must be"."""
-    match schema:
-        case {"anyOf": [*options]}:
-            return ", or ".join(_words(option) for option in options)
-        case {"enum": [*values]}:
-            return "one of " + ", ".join(map(str, values))
-        case {"type": "integer" | "number" as kind}:
-            return ("an integer" if kind == "integer" else "a number") + _range(schema)
-        case {"type": "boolean"}:
-            return "true or false"
-        case {"type": "null"}:
-            return "null"
-        case {"type": "string", "format": "path"}:
-            return "a path"
-        case {"type": "string", "minLength": 1}:
-            return "text that is not empty"
-        case {"type": "string"}:
-            return "text"
-        case {"type": "array"}:
-            return "a JSON array"
-    return "a JSON object"
-
-
-def _range(schema: dict[str, Any]) -> str:
-    bounds = (schema.get(name) for name in ("exclusiveMinimum", "minimum", "maximum"))
-    above, low, high = (None if bound is None else str(bound).removesuffix(".0") for bound in bounds)
-    if low is not None:
-        return f" from {low} up" if high is None else f" from {low} to {high}"
-    limits = [] if above is None else [f" above {above}"]
-    return " and".join(limits if high is None else [*limits, f" up to {high}"])

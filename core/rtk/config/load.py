@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rtk.config.demands import plugin_problems, requirement_problems
-from rtk.config.keys import MASK, Key, KeyTable
-from rtk.config.models import Config
+from rtk.config.keys import MASK, Key, KeyTable, as_written
+from rtk.config.models import PLUGIN_SECTIONS, Config, options_field
 from rtk.config.sources import DEFAULT, CommandLine, Environment, File, Given, Layer, Source, Values
 from rtk.config.tree import config_model
-from rtk.errors import ConfigError
+from rtk.errors import ConfigError, one_line
+from rtk.plugin.foreign import contained
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Registry
 
@@ -89,6 +90,9 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
         (warnings if allow_unknown else problems).extend(layer.unknown)
         problems += layer.problems
         warnings += layer.notices
+    broken = _broken(keys, given, registry)
+    problems += (one.problem for one in broken)
+    given = _without(given, broken)
     config = _validated(model, keys, given, problems)
     problems += plugin_problems(config, given, registry)
     problems += requirement_problems(config, given)
@@ -114,24 +118,24 @@ def _validated(model: type[Config], keys: KeyTable, given: Mapping[str, Given], 
             refused = _refusals(error.errors(), keys, left)
             problems += (one.problem for one in refused)
             remaining = _without(left, refused)
-            if len(remaining) == len(left):
+            if remaining == left:
                 raise  # what nobody gave is wrong: a bug in a model
             left = remaining
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A value, or an entry of a mapping, that validation does not take."""
+    """A value, or an entry of a mapping in a file, that validation does not take."""
 
     path: str
     """The key, or the section where it is several keys together."""
-    entry: str
+    entry: str | None
     problem: str
 
 
 def _refusals(errors: Iterable[ErrorDetails], keys: KeyTable, given: Mapping[str, Given]) -> list[Refusal]:
     """The first thing that is wrong with each value."""
-    first: dict[tuple[str, str], Refusal] = {}
+    first: dict[tuple[str, str | None], Refusal] = {}
     for details in errors:
         one = _explained(details, keys, given)
         first.setdefault((one.path, one.entry), one)
@@ -139,8 +143,42 @@ def _refusals(errors: Iterable[ErrorDetails], keys: KeyTable, given: Mapping[str
 
 
 def _without(given: Mapping[str, Given], refused: Iterable[Refusal]) -> dict[str, Given]:
-    paths = {one.path for one in refused}
-    return {path: one for path, one in given.items() if not any(_inside(path, refused) for refused in paths)}
+    """What is left of values; of mappings in files, the entries that are left."""
+    whole: set[str] = set()
+    entries: dict[str, set[str]] = {}
+    for one in refused:
+        if one.entry is None:
+            whole.add(one.path)
+        else:
+            entries.setdefault(one.path, set()).add(one.entry)
+    left = {path: one for path, one in given.items() if not any(_inside(path, above) for above in whole)}
+    for path in entries.keys() & left.keys():
+        kept = {name: value for name, value in left[path].value.items() if name not in entries[path]}
+        left[path] = replace(left[path], value=kept)
+    return left
+
+
+def _broken(keys: KeyTable, given: Mapping[str, Given], registry: Registry) -> list[Refusal]:
+    """The options that a plugin's own validators fail at, instead of refusing them."""
+    found: list[Refusal] = []
+    for name, section in PLUGIN_SECTIONS.items():
+        for entry in registry.of_kind(section.kind):
+            path = f"{name}.{options_field(entry.plugin.name).removesuffix('_options')}"
+            own = {key.removeprefix(f"{path}."): one for key, one in given.items() if key.startswith(f"{path}.")}
+            if not own:
+                continue
+            try:
+                entry.plugin.options.model_validate(_nested({key: one.value for key, one in own.items()}))
+            except ValidationError:
+                pass  # is told with all others
+            except BaseException as error:
+                if not contained(error):
+                    raise
+                secret = any(keys.by_path[f"{path}.{key}"].is_secret for key in own)  # which the message may quote
+                reason = type(error).__name__ if secret else one_line(error)
+                told = f"its options cannot be checked: {reason}; tell the authors of {entry.origin}"
+                found.append(_together(path, told, given))
+    return found
 
 
 def _misfits(model: type[Config], keys: KeyTable, given: Mapping[str, Given]) -> list[Refusal]:
@@ -180,11 +218,14 @@ def _texts(value: Any) -> Iterator[str]:
         for inner in value:
             yield from _texts(inner)
     elif text := str(value):
-        yield text
+        yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1])
 
 
+INDEX = re.compile(r"\d+")
 WRONG_TYPE = re.compile(r".*_(parsing|type)")
-SPOKEN_FOR = re.compile(rf"{WRONG_TYPE.pattern}|literal_error|greater_than(_equal)?|less_than_equal|string_too_short")
+SPOKEN_FOR = re.compile(
+    rf"{WRONG_TYPE.pattern}|literal_error|enum|(greater|less)_than(_equal)?|string_too_(short|long)"
+)
 """The errors that `Key.allowed` explains better than pydantic does."""
 
 
@@ -192,20 +233,33 @@ def _explained(details: ErrorDetails, keys: KeyTable, given: Mapping[str, Given]
     reason = details["msg"].removeprefix("Value error, ").replace("Input should", "must")
     key = keys.key_at(details["loc"])
     at_fault = key.path if key else ".".join(map(str, details["loc"]))
-    for path, one in given.items():
-        if _inside(path, at_fault) and keys.by_path[path].is_secret:
-            for text in _texts(one.value):  # a plugin's own validator may quote anything
-                reason = reason.replace(text, MASK)
+    reason = _masked(reason, at_fault, keys, given)
     if key is None:  # a plugin's options do not go together
-        section = at_fault
-        found = [one for path, one in given.items() if _inside(path, section)]
-        place = next((f"{one.source}: " for one in found if one.in_file), "")
-        return Refusal(section, "", f"{place}{section}: {reason} ({', '.join(one.source for one in found)})")
+        return _together(at_fault, reason, given)
     one = given[key.path]
     rest = tuple(map(str, details["loc"][len(key.attributes) :]))
-    if not rest and SPOKEN_FOR.fullmatch(details["type"]):
+    if not (rest and isinstance(one.value, Mapping | list | tuple)) and SPOKEN_FOR.fullmatch(details["type"]):
         reason = f"must be {key.allowed}"
     if rest and rest[:1] in one.inside:
-        entry = Given(details["input"], key.shown(details["input"]), one.inside[rest[:1]], one.in_file)
+        shown = key.shown(details["input"]) if key.is_secret else as_written(details["input"])
+        entry = Given(details["input"], shown, one.inside[rest[:1]], one.in_file)
         return Refusal(key.path, rest[0], entry.told(f"{key.path}.{rest[0]}", reason))
-    return Refusal(key.path, "", one.told(key.path, reason))
+    if isinstance(one.value, list | tuple) and (index := next(filter(INDEX.fullmatch, rest), None)):
+        reason = f"item {int(index) + 1}: {reason}"
+    return Refusal(key.path, None, one.told(key.path, reason))
+
+
+def _together(section: str, reason: str, given: Mapping[str, Given]) -> Refusal:
+    """A problem with all that is given of a section."""
+    found = [one for path, one in given.items() if _inside(path, section)]
+    place = next((f"{one.source}: " for one in found if one.in_file), "")
+    return Refusal(section, None, f"{place}{section}: {reason} ({', '.join(one.source for one in found)})")
+
+
+def _masked(reason: str, at_fault: str, keys: KeyTable, given: Mapping[str, Given]) -> str:
+    """A message without the secrets at or below `at_fault`: a plugin's own validator may quote anything."""
+    for path, one in given.items():
+        if _inside(path, at_fault) and keys.by_path[path].is_secret:
+            for text in _texts(one.value):
+                reason = reason.replace(text, MASK)
+    return reason

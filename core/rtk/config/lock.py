@@ -4,13 +4,14 @@ It covers the runtime's own keys and the options of the plugins that are chosen;
 in it, nor is whether it is asked for. A default that follows from the machine (a home folder) is locked as a default.
 """
 
+import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rtk.config.document import Document, FileError
-from rtk.config.keys import Key
+from rtk.config.keys import Key, KeyTable
 from rtk.config.load import LoadedConfig
 from rtk.config.models import PLUGIN_SECTIONS, Config, options_field
 from rtk.config.moved import MARKER, VERSION
@@ -52,7 +53,7 @@ def check_lock(loaded: LoadedConfig, registry: Registry) -> None:
     try:
         document = read_document(path)
     except FileError as error:
-        raise ConfigError(f"{path}: {error}; write it with 'rtk config lock'") from None
+        raise ConfigError(f"{error.told(path)}; write it with 'rtk config lock'") from None
     if problems := [*_problems(loaded, registry, document, path)]:
         raise ConfigError(*problems)
 
@@ -64,7 +65,7 @@ def _problems(loaded: LoadedConfig, registry: Registry, document: Document, path
         return
 
     def place(*key: str) -> str:
-        return f"{path}:{document.places[key].line}"
+        return f"{path}:{document.line(key)}"
 
     installed = _packages(loaded.config, registry)
     for name in sorted(packages.keys() | installed.keys()):
@@ -74,19 +75,23 @@ def _problems(loaded: LoadedConfig, registry: Registry, document: Document, path
             used = installed.get(name, "none")
             yield f"{place('packages', name)}: {name} {packages[name]} is locked, {used} is in use"
     found, actual = _values(loaded), json_values(loaded.config)
+    secrets = {key.path for key in KeyTable(type(loaded.config)) if key.is_secret}
     for name in sorted(values.keys() | found.keys()):
         source = loaded.sources.get(name, DEFAULT)
         if name not in values:
             yield f"{path}: {name} = {as_toml(found[name])} ({source}) is not locked"
+        elif name in secrets:
+            yield f"{place('values', name)}: {name} is locked, and a lock holds no secrets; take it out"
         elif name not in actual:
-            yield f"{place('values', name)}: {name} = {as_toml(values[name])} is locked, and no key here"
-        elif values[name] != _without_null(actual[name]):
+            yield f"{place('values', name)}: {name} is locked, and no key here"
+        elif _comparable(values[name]) != _comparable(actual[name]):
             locked = f"{name} = {as_toml(values[name])} is locked"
             yield f"{place('values', name)}: {locked}, not {as_toml(actual[name])} ({source})"
 
 
-def _without_null(value: Any) -> Any:
-    return "null" if value is None else value
+def _comparable(value: Any) -> str:
+    """Equal for what TOML does not tell apart, and for nothing else: neither `1.0` nor `true` is 1."""
+    return json.dumps(value, sort_keys=True, default=str).replace('"null"', "null")
 
 
 def _values(loaded: LoadedConfig) -> dict[str, Any]:

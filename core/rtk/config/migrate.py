@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rtk.config.document import Document, FileError, KeyPath
-from rtk.config.keys import MASK, KeyTable, spelling
+from rtk.config.keys import MASK, KeyTable, as_written, spelling
 from rtk.config.moved import MARKER, VERSION, Moved, moved
 from rtk.config.sources import parse, read_document
 from rtk.errors import ConfigError
@@ -22,16 +22,20 @@ _YAML_START = re.compile(r"(?:(?:[ \t]*(?:#.*)?|%.*)\n)*---[^\n]*\n")
 def migrate(path: Path, keys: KeyTable) -> tuple[Document, Document]:
     """A file as it is, and as it would be now. Raises `ConfigError` where it has to be done by hand, or not at all."""
     try:
-        before = after = read_document(path)
+        before = read_document(path)
         version = _version(before)
+        crlf = 0 < before.text.count("\n") == before.text.count("\r\n")
+        plain = after = parse(path, before.text.replace("\r\n", "\n")) if crlf else before
         for one in moved(version):
             if one.new in keys.by_path:
                 after = _without_old_name(path, after, one)
-        if after is not before or (version or VERSION) < VERSION:
+        if after is not plain or (version or VERSION) < VERSION:
             with contextlib.suppress(FileError):  # a YAML file in one pair of braces has no place for it
                 after = parse(path, _with_marker(after, path.suffix == ".toml"))
+        if crlf:
+            after = parse(path, after.text.replace("\n", "\r\n"))
     except FileError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(error.told(path)) from None
     return before, after
 
 
@@ -50,7 +54,8 @@ def masked(document: Document, keys: KeyTable) -> str:
 def _version(document: Document) -> int | None:
     version = document.values.get(MARKER)
     if version is not None and (type(version) is not int or not 1 <= version <= VERSION):
-        raise FileError(f"{MARKER} = {version!r}: this rtk reads files of the versions 1 to {VERSION}")
+        wrong = f"{MARKER} = {as_written(version)}: this rtk reads files of the versions 1 to {VERSION}"
+        raise FileError(wrong, document.places[MARKER,].line)
     return version
 
 
@@ -70,11 +75,15 @@ def _without_old_name(path: Path, document: Document, one: Moved) -> Document:
         after = parse(path, text)
     except FileError:
         after = document
-    if _flat(after.values) != {
-        one.new if name == one.old else name: value for name, value in _flat(document.values).items()
-    }:
-        raise FileError(f"line {document.places[key].line}: write {one.new} for {one.old} by hand, then try again")
+    if _flat(after.values) != {_renamed(name, one): value for name, value in _flat(document.values).items()}:
+        raise FileError(f"write {one.new} for {one.old} by hand, then try again", document.places[key].line)
     return after
+
+
+def _renamed(name: str, one: Moved) -> str:
+    """A key by its new name; one that takes a mapping has the names of that below its own."""
+    old, new = f"{one.old}.", f"{one.new}."
+    return f"{name}.".replace(old, new, 1)[:-1] if f"{name}.".startswith(old) else name
 
 
 def _moved_line(document: Document, key: KeyPath, new: str, toml: bool) -> str:

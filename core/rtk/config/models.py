@@ -45,6 +45,13 @@ def _api_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _at_home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~somebody
+        raise ValueError("must be a path; there is no home folder of that name") from None
+
+
 def _cache_dir() -> Path:
     from platformdirs import user_cache_path
 
@@ -108,6 +115,13 @@ def _specifier(versions: str) -> str:
     return versions
 
 
+def _package(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+        raise ValueError("must be the name of a package, without extras and versions")
+    return name
+
+
+PackageName = Annotated[str, AfterValidator(_package)]
 PluginName = Annotated[str, AfterValidator(plugin_name)]
 
 
@@ -136,7 +150,7 @@ class ModelConfig(Section):
         default=None, min_length=1, description="model name that clients see; null: last part of the path"
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
-    cache_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+    cache_dir: Annotated[Path, AfterValidator(_at_home)] = Field(
         default_factory=_cache_dir, description="folder for fetched and imported models"
     )
     threads: int | None = Field(
@@ -271,7 +285,7 @@ class ObserveConfig(PluginSection):
 class PluginsConfig(Section):
     """Which packages must be there."""
 
-    require: dict[str, Annotated[str, AfterValidator(_specifier)]] = Field(
+    require: dict[PackageName, Annotated[str, AfterValidator(_specifier)]] = Field(
         default_factory=dict,
         description="packages that must be installed, and in which versions: checked at the start",
         json_schema_extra=flag("--require-plugins"),

@@ -9,6 +9,7 @@ from rtk.config.keys import KeyTable
 from rtk.config.models import PLUGIN_SECTIONS
 from rtk.config.moved import MARKER, VERSION
 from rtk.config.tree import config_model
+from rtk.config.words import resolved
 from rtk.plugin.registry import Registry
 
 NULL = {"const": "null", "description": "null, for TOML, which has none"}
@@ -30,7 +31,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         leaf = _leaf(schema, f"{name}.{section.choice}")
         leaf.get("items", leaf)["enum"] = registry.names(section.kind)
     for path in table.sections:
-        _resolved(schema, _leaf(schema, path))["type"] = ["object", "null"]  # YAML's empty sections are null
+        resolved(schema, _leaf(schema, path))["type"] = ["object", "null"]  # YAML's empty sections are null
     versions = {"type": "integer", "minimum": 1, "maximum": VERSION, "description": "version of the file's keys"}
     schema["properties"] = {MARKER: versions, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Configuration of rtk"}
@@ -39,13 +40,8 @@ def json_schema(registry: Registry) -> dict[str, Any]:
 def _leaf(schema: dict[str, Any], path: str) -> dict[str, Any]:
     node = schema
     for part in path.split("."):
-        node = _resolved(schema, node)["properties"][part]
+        node = resolved(schema, node)["properties"][part]
     return node
-
-
-def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
-    return found
 
 
 class _Lenient(GenerateJsonSchema):

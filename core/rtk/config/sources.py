@@ -1,14 +1,15 @@
 """Where values come from: the command line, the environment, files, Python. Each says what it gave, and where."""
 
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rtk.config.document import Document, FileError, KeyPath
-from rtk.config.keys import PREFIX, Key, KeyTable, as_text, nearest, spelling, variable
-from rtk.config.models import PLUGIN_SECTIONS
+from rtk.config.document import MAX_BITS, TOO_LARGE, Document, FileError, KeyPath, leaves
+from rtk.config.keys import PREFIX, Key, KeyTable, as_written, nearest, readable, spelling, variable
+from rtk.config.models import MIB, PLUGIN_SECTIONS
 from rtk.config.moved import MARKER, VERSION, moved
 from rtk.errors import PluginError
 from rtk.plugin.registry import Registry
@@ -17,6 +18,8 @@ DEFAULT = "default"
 """The source of what nobody set."""
 SUFFIXES = ".toml", ".yaml", ".yml"
 """What a configuration file's name ends in."""
+MAX_BYTES = MIB
+"""Of a file. More than anybody writes; what never ends is noticed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,12 @@ class Layer:
     def add(self, key: Key, one: Given) -> None:
         """Record a value; giving one key twice in one layer is a problem, since neither is meant to win."""
         if key.path in self.given:
-            self.problems.append(f"{key.path} is given twice: {self.given[key.path].source} and {one.source}; drop one")
-        self.given[key.path] = one
+            place = f"{one.source}: {key.path}:" if one.in_file else key.path
+            self.problems.append(f"{place} is given twice: {self.given[key.path].source} and {one.source}; drop one")
+        if problem := _unfit(one.value):
+            self.problems.append(one.told(key.path, problem))
+        else:
+            self.given[key.path] = one
 
     def add_text(self, key: Key, text: str, source: str) -> None:
         """Record a value that is written as text."""
@@ -71,8 +78,14 @@ class Layer:
         spelled = spelling(path)
         if key := self.keys.by_path.get(spelled) or self._moved(spelled, source, version):
             return key
-        self.unknown.append(f"{source}: unknown key {path!r}; {self._hint(spelled, is_table)}")
+        shown = readable(path)
+        self.unknown.append(f"{source}: unknown key {shown!r}; {self._hint(spelling(shown), is_table)}")
         return None
+
+    def is_section(self, path: str) -> bool:
+        """Whether there are keys below `path`, or were once."""
+        once = (one.old for one in moved() if one.new in self.keys.by_path)
+        return path in self.keys.sections or any(old.startswith(f"{path}.") for old in once)
 
     def section(self, path: str, source: str) -> None:
         """Somebody gave a value to a section."""
@@ -135,9 +148,8 @@ class CommandLine:
         for item in self.sets:
             path, equals, text = item.partition("=")
             if not equals:
-                named = re.split(r"[^\w.-]", item, maxsplit=1)[0]  # what follows may be a secret
-                layer.problems.append(f"--set {named}: has no value; write --set key=value")
-            elif key := layer.named(path, f"--set {path}"):
+                layer.problems.append(f"--set {readable(path)}: has no value; write --set key=value")
+            elif key := layer.named(path, f"--set {readable(path)}"):
                 layer.add_text(key, text, f"--set {key.path}")
 
 
@@ -180,7 +192,7 @@ class Values:
     def _read(self, layer: Layer, values: Mapping[str, Any], above: str) -> None:
         for name, value in values.items():
             path = f"{above}{name}"
-            if isinstance(value, Mapping) and spelling(path) in layer.keys.sections:
+            if isinstance(value, Mapping) and layer.is_section(spelling(path)):
                 self._read(layer, value, f"{path}.")
             elif key := layer.named(path, "configuration"):
                 layer.add(key, Given(value, key.shown(value), f"argument {key.path}"))
@@ -197,8 +209,7 @@ class File:
         try:
             document = read_document(self.path)
         except FileError as error:
-            where = self.path if error.line is None else f"{self.path}:{error.line}"
-            layer.problems.append(f"{where}: {error}")
+            layer.problems.append(error.told(self.path))
         else:
             _FileReading(self.path, document, layer).read(document.values, ())
 
@@ -211,10 +222,7 @@ class _FileReading:
         self._version = self._version_of(document)
 
     def _source(self, path: KeyPath) -> str:
-        """File and line of a key; of a table that has no header, those of the first thing in it."""
-        places = self._document.places
-        first = places.get(path) or next(place for key, place in places.items() if key[: len(path)] == path)
-        return f"{self._path}:{first.line}"
+        return f"{self._path}:{self._document.line(path)}"
 
     def _version_of(self, document: Document) -> int | None:
         version = document.values.get(MARKER)
@@ -222,8 +230,8 @@ class _FileReading:
             return None
         if type(version) is not int or not 1 <= version <= VERSION:
             self._layer.problems.append(
-                f"{self._source((MARKER,))}: {MARKER} = {as_text(version)}: this rtk reads files of the versions 1 to "
-                f"{VERSION}; a file of a later one needs a later rtk"
+                f"{self._source((MARKER,))}: {MARKER} = {as_written(version)}: this rtk reads files of the versions 1 "
+                f"to {VERSION}; a file of a later one needs a later rtk"
             )
         return version if type(version) is int else None
 
@@ -233,7 +241,7 @@ class _FileReading:
             if path == (MARKER,):
                 continue
             dotted, source = ".".join(path), self._source(path)
-            if spelling(dotted) in self._layer.keys.sections:
+            if self._layer.is_section(spelling(dotted)):
                 if isinstance(value, Mapping):
                     self.read(value, path)
                 elif value is not None:  # YAML's empty section
@@ -246,7 +254,7 @@ class _FileReading:
             value = None
         entries = self._document.places if isinstance(value, Mapping) else ()
         inside = {entry[len(path) :]: self._source(entry) for entry in entries if entry[: len(path)] == path}
-        shown = key.shown(value) if key.is_secret or isinstance(value, str) else as_text(value)
+        shown = key.shown(value) if key.is_secret else as_written(value)
         return Given(value, shown, source, in_file=True, inside=inside)
 
 
@@ -255,20 +263,45 @@ def read_document(path: Path) -> Document:
     if path.suffix not in SUFFIXES:
         raise FileError(f"a configuration file's name ends in {', '.join(SUFFIXES)}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe, say, from which nothing may ever come
+            raise FileError("cannot be read: it is no regular file")
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise FileError(f"is larger than {MAX_BYTES // MIB} MiB")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise FileError(f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FileError(f"is not UTF-8: byte {error.start}") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FileError(f"is not UTF-8: byte {error.start}", line) from None
     return parse(path, text)
 
 
 def parse(path: Path, text: str) -> Document:
     """A text as the file of this name would hold it. Raises `FileError`."""
     if path.suffix == ".toml":
-        from rtk.config.toml_file import read_toml
+        from rtk.config.toml_file import read_toml as read
+    else:
+        from rtk.config.yaml_file import read_yaml as read
+    document = read(text)
+    try:
+        for key, value in leaves(document.values):
+            if isinstance(value, int) and value.bit_length() > MAX_BITS:
+                raise FileError(TOO_LARGE, document.line(key))
+    except ValueError as error:
+        raise FileError(str(error)) from None
+    return document
 
-        return read_toml(text)
-    from rtk.config.yaml_file import read_yaml
 
-    return read_yaml(text)
+def _unfit(value: Any) -> str:
+    """Why neither JSON, nor a lock, nor a file system could hold a value; empty if they can."""
+    try:
+        texts = [inner for _, inner in leaves(value) if isinstance(inner, str)]
+        if not any("\0" in text.encode().decode() for text in texts):
+            return ""
+    except UnicodeEncodeError:
+        pass
+    except ValueError as error:
+        return str(error)
+    return "must be text without NUL, of characters that UTF-8 has"

@@ -3,7 +3,7 @@
 import re
 import tomllib
 
-from rtk.config.document import Document, FileError, KeyPath, Place
+from rtk.config.document import Document, FileError, KeyPath, Place, without_quotes
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -21,14 +21,14 @@ def read_toml(text: str) -> Document:
     """Linear in the text. Raises `FileError`."""
     try:
         values = tomllib.loads(text)
+        return Document(text, values, _Scan(text).places)
     except RecursionError:
         raise FileError("is nested too deeply") from None
     except ValueError as error:  # tomllib's own, and int's for a number without end
         reason = str(error)
         where = _WHERE.search(reason)
         line = int(where["line"] or text.count("\n") + 1) if where else None
-        raise FileError(f"is not valid TOML: {_WHERE.sub('', reason)}", line) from None
-    return Document(text, values, _Scan(text).places)
+        raise FileError(f"is not valid TOML: {without_quotes(_WHERE.sub('', reason))}", line) from None
 
 
 class _Scan:

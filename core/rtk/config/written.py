@@ -28,7 +28,7 @@ def as_toml(value: Any) -> str:
             return f"[{', '.join(map(as_toml, value))}]"
         case float() if value != value or value in (float("inf"), float("-inf")):
             return repr(value)
-    return json.dumps(value)
+    return json.dumps(value, default=str)
 
 
 def as_yaml(value: Any) -> str:
@@ -39,7 +39,19 @@ def as_yaml(value: Any) -> str:
 def json_values(config: Config) -> dict[str, Any]:
     """The value of every key, as JSON has it; secrets are masked."""
     tree = config.model_dump(mode="json", by_alias=True)
-    return {key.path: _at(tree, key.path) for key in KeyTable(type(config))}
+    return {key.path: _in_order(key.value(config), _at(tree, key.path)) for key in KeyTable(type(config))}
+
+
+def _in_order(value: Any, written: Any) -> Any:
+    """What is written of a value, the sets in it in an order that does not change from one process to the next."""
+    match value:
+        case set() | frozenset():
+            return sorted(written, key=json.dumps)
+        case Mapping() if isinstance(written, dict):
+            return dict(zip(written, map(_in_order, value.values(), written.values()), strict=False))
+        case list() | tuple() if isinstance(written, list):
+            return [*map(_in_order, value, written)]
+    return written
 
 
 def _at(tree: Any, path: str) -> Any:

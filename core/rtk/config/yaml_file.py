@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from rtk.config.document import Document, FileError, KeyPath, Place
+from rtk.config.document import MAX_DEPTH, TOO_LARGE, Document, FileError, KeyPath, Place, without_quotes
 
-MAX_DEPTH = 100
 _CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -30,11 +29,11 @@ def read_yaml(text: str) -> Document:
         return _Reading(text).document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # what stands between quotes in a message is the file's, if it is neither a single character nor a <token>
-        reason = re.sub(r"'(?!<)[^']{2,}'|\"[^\"]*\"", "…", error.problem or "it breaks off")
+        reason = without_quotes(error.problem or "it breaks off")
         raise FileError(f"is not valid YAML: {reason}", mark.line + 1 if mark else None) from None
-    except yaml.YAMLError:
-        raise FileError("is not valid YAML: it holds characters that YAML does not allow") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise FileError("is not valid YAML: it holds characters that YAML does not allow", line) from None
 
 
 class _Reading:
@@ -77,7 +76,7 @@ class _Reading:
             name, span = event.value, (event.start_mark.index, event.end_mark.index)
             if name in values:
                 first = self._places[*path, name].line
-                raise FileError(f"gives the key {'.'.join((*path, name))} twice: in line {first} too", line)
+                raise FileError(f"gives a key twice: in line {first} too", line)
             values[name], end = self._value(next(self._events), (*path, name))
             self._places[*path, name] = Place(line, span, (span[0], max(end, span[1])))
         return values, event.end_mark.index
@@ -101,7 +100,7 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
         if _OTHER_BASE.fullmatch(text):
             return int(text, 0)
     except ValueError:
-        raise FileError("has a number without end", event.start_mark.line + 1) from None
+        raise FileError(TOO_LARGE, event.start_mark.line + 1) from None
     if _FLOAT.fullmatch(text):
         return float(text)
     if _NOT_FINITE.fullmatch(text):

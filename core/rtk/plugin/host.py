@@ -19,6 +19,7 @@ import pluggy
 from rtk.errors import one_line
 from rtk.plugin.foreign import contained, raise_in
 from rtk.plugin.info import API_VERSION, CAPABILITIES, KINDS, Options, Plugin, canonical
+from rtk.plugin.option_models import options_problem
 from rtk.plugin.registry import Failure, Origin, Registered, Registry
 from rtk.plugin.spec import PROJECT, RtkSpec
 
@@ -249,10 +250,6 @@ def _checked(plugin: object) -> Plugin:
         raise UnusableError(f"{label} requires {', '.join(sorted(unknown))}; this rtk offers {', '.join(CAPABILITIES)}")
     if not (isinstance(plugin.options, type) and issubclass(plugin.options, Options)):
         raise UnusableError(f"{label} has options {plugin.options!r}; derive them from rtk.plugin.Options")
-    try:
-        plugin.options()  # nobody who does not use the plugin is asked for any
-    except ValueError as error:
-        raise UnusableError(
-            f"{label} has options that cannot be left out: {one_line(error)}; give each a default"
-        ) from error
+    if problem := options_problem(plugin.options):
+        raise UnusableError(f"{label} has options that {problem}")
     return plugin

@@ -28,6 +28,9 @@ NEED_CACHE = frozenset({"prefix_match", "tree"})
 class Options(BaseModel):
     """Base of every plugin's options: frozen, unknown keys refused.
 
+    Their names are small letters, digits and underscores, and an alias, where there is one, is for reading and writing.
+    Every option has a default, which it would take itself, and which JSON can hold.
+
     They live at `<kind>.<name>.<option>`; those of observers at `observe.<name>.<option>`.
     """
 
