@@ -36,6 +36,48 @@ def test_g04_a_broken_plugin_is_one_warning_and_every_command_works(
     assert shown.stderr.count("\n") == 1
 
 
+BROKEN = {
+    "import": "import nothing_of_that_name",
+    "exit": "raise SystemExit(3)",
+    "time": NEVER_ENDS,
+    "hook": f"{HEADER}@hookimpl\ndef rtk_plugin(): return []",
+    "api": GOOD.replace("kind=", "api=99, kind="),
+}
+
+
+@pytest.mark.parametrize("source", [*BROKEN.values()], ids=BROKEN)
+def test_g04_strict_refuses_the_start_and_nothing_else(install: Install, tmp_path: Path, source: str) -> None:
+    install(source)
+    hasty = "import rtk.plugin.host; rtk.plugin.host.LIMIT_S = 0.3"
+    (failure,) = json.loads(rtk(tmp_path, "plugins", "list", "--json", first=hasty).stdout)["failures"]
+    started = rtk(tmp_path, "serve", "--strict-plugins", first=hasty)
+    assert (started.returncode, started.stdout) == (1, "")
+    assert started.stderr == (
+        "error: plugins.strict = 'true' (flag --strict-plugins): "
+        f"plugin {CULPRIT} is not available: {failure['reason']}\n"
+    )
+
+
+def test_g04_strict_holds_for_everything_that_starts_and_stops_no_help(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    install(GOOD.replace("(node.hits,)", "()"), name="rtk-twin", module="twin", entry="twin")
+    for command in (["generate", "hello"], ["config", "show"]):
+        started = rtk(tmp_path, *command, "--strict-plugins")
+        assert (started.returncode, started.stdout, started.stderr.count("\n")) == (1, "", 1)
+        for part in ("(flag --strict-plugins)", "rtk-sample 1.2", "rtk-twin 1.2", "'fast-lru'; uninstall one of them"):
+            assert part in started.stderr
+    file = tmp_path / "strict.toml"
+    file.write_text("[plugins]\nstrict = true\n")
+    checked = rtk(tmp_path, "config", "check", str(file))
+    assert (checked.returncode, checked.stdout.count("\n"), checked.stderr) == (1, 1, "")
+    assert checked.stdout.startswith(f"{file}:2: plugins.strict = true: plugin rtk-")
+    asked = "import os; os.environ['RTK_PLUGINS__STRICT'] = 'true'"
+    engine = rtk(tmp_path, first=f"{asked}\nfrom rtk import Engine\nEngine({{'plugins.strict': True}})")
+    assert "rtk.errors.ConfigError: plugins.strict = True (argument plugins.strict): plugin " in engine.stderr
+    for command in (["--help"], ["serve", "--help"], ["plugins", "list"], ["plugins", "show", "lru"]):
+        assert rtk(tmp_path, *command, first=asked).returncode == 0
+
+
 def test_g05_x24_a_plugin_that_was_asked_for_and_is_broken_refuses_the_start(install: Install, tmp_path: Path) -> None:
     install(SLOWPOKE, name="rtk_demo_bad", module="bad", entry="slowpoke")
     culprit = "rtk_demo_bad 1.2 (entry point 'slowpoke')"

@@ -317,11 +317,29 @@ def test_options_of_a_plugin_that_do_not_go_together() -> None:
     assert "cache.page_size = '0'" in message
 
 
-def test_a_plugin_named_like_a_key_of_ours_cannot_be_chosen() -> None:
-    registry = extended(plugin("policy"))
-    assert load_config(registry, {}, {}).config.eviction.policy == "lru"
-    message = refusal({"--eviction": "policy"}, registry=registry)
-    assert "eviction.policy is a key of rtk's own; rtk-extra 2.0 (entry point 'entry') must rename" in message
+def test_a_plugin_named_like_a_key_of_ours_cannot_be_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    registry = extended(plugin("max-running", kind="schedule"))
+    label = "schedule plugin 'max-running' of rtk-extra 2.0 (entry point 'entry')"
+    why = "schedule.max_running is a key of rtk's own; its authors must rename it"
+    assert load_config(registry, {}, {}).config.schedule.policy == "fcfs"
+    assert caplog.messages == [f"{label} is not available: {why}"]
+    message = refusal({"--schedule": "max-running"}, registry=registry)
+    assert message == f"schedule.policy = 'max-running' (flag --schedule): {label} cannot be used: {why}"
+    strict = refusal({"--strict-plugins": "true"}, registry=registry)
+    assert strict == f"plugins.strict = 'true' (flag --strict-plugins): {label} is not available: {why}"
+
+
+def test_strict_about_plugins_refuses_what_is_else_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    broken = [Failure(Origin(f"e{i}", f"rtk-bad{i}", "0.3"), f"ImportError: {i}; uninstall rtk-bad{i}") for i in (1, 2)]
+    with pytest.raises(ConfigError) as caught:
+        config_from({"plugins.strict": True}, extended(failures=tuple(broken)))
+    given = "plugins.strict = True (argument plugins.strict): plugin"
+    assert caught.value.problems == (
+        f"{given} rtk-bad1 0.3 (entry point 'e1') is not available: ImportError: 1; uninstall rtk-bad1",
+        f"{given} rtk-bad2 0.3 (entry point 'e2') is not available: ImportError: 2; uninstall rtk-bad2",
+    )
+    assert caplog.messages == []
+    assert config_from({"plugins.strict": True}, extended(plugin())).plugins.strict is True
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from rtk.config.keys import as_text
-from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field
+from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
 from rtk.config.sources import DEFAULT, Given
 from rtk.errors import PluginError
 from rtk.plugin.info import CAPABILITIES, NEED_CACHE
-from rtk.plugin.registry import Registry
+from rtk.plugin.registry import Registered, Registry
 
 
 def plugin_problems(config: Config, given: Mapping[str, Given], registry: Registry) -> Iterator[str]:
@@ -20,6 +20,23 @@ def plugin_problems(config: Config, given: Mapping[str, Given], registry: Regist
         for chosen in section.all_chosen:
             for problem in _choice_problems(name, section, chosen, off, registry):
                 yield one.told(path, problem)
+
+
+def unusable(config: Config, registry: Registry) -> Iterator[str]:
+    """Every installed plugin that cannot be used, whoever asks for it, and why."""
+    for failure in registry.failures:
+        yield f"plugin {failure.origin} is not available: {failure.reason}"
+    for name, section in PLUGIN_SECTIONS.items():
+        for entry in registry.of_kind(section.kind):
+            if problem := _name_problem(name, getattr(config, name), entry):
+                yield f"{entry.label} is not available: {problem}"
+
+
+def _name_problem(name: str, section: PluginSection, entry: Registered) -> str:
+    if hasattr(section, options_field(entry.plugin.name)):
+        return ""
+    key = plugin_name(entry.plugin.name).replace("-", "_")
+    return f"{name}.{key} is a key of rtk's own; its authors must rename it"
 
 
 def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator[str]:
@@ -61,8 +78,8 @@ def _choice_problems(
     except PluginError as error:
         yield str(error)
         return
-    if not hasattr(section, options_field(chosen)):
-        yield f"{name}.{chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
+    if problem := _name_problem(name, section, entry):
+        yield f"{entry.label} cannot be used: {problem}"
     if lacking := sorted(entry.plugin.requires & off.keys()):
         what = " and ".join(f"{capability} ({CAPABILITIES[capability]})" for capability in lacking)
         yield (

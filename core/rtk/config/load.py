@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rtk.config.demands import plugin_problems, requirement_problems
+from rtk.config.demands import plugin_problems, requirement_problems, unusable
 from rtk.config.keys import MASK, Key, KeyTable
 from rtk.config.models import Config
 from rtk.config.sources import DEFAULT, CommandLine, Environment, File, Given, Layer, Source, Values
@@ -92,9 +92,11 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
     config = _validated(model, keys, given, problems)
     problems += plugin_problems(config, given, registry)
     problems += requirement_problems(config, given)
+    if config.plugins.strict:
+        problems += (given["plugins.strict"].told("plugins.strict", one) for one in unusable(config, registry))
     if problems:
         raise ConfigError(*problems)
-    warnings += [f"plugin {failure.origin} is not available: {failure.reason}" for failure in registry.failures]
+    warnings += unusable(config, registry)
     for warning in warnings:
         log.warning("%s", warning)
     origin = {key.path: given[key.path].source if key.path in given else DEFAULT for key in keys}

@@ -269,12 +269,17 @@ class ObserveConfig(PluginSection):
 
 
 class PluginsConfig(Section):
-    """Which packages must be there."""
+    """Which packages must be there, and whether broken ones matter."""
 
     require: dict[str, Annotated[str, AfterValidator(_specifier)]] = Field(
         default_factory=dict,
         description="packages that must be installed, and in which versions: checked at the start",
         json_schema_extra=flag("--require-plugins"),
+    )
+    strict: bool = Field(
+        default=False,
+        description="start only where every installed plugin can be used, also those that nobody chose",
+        json_schema_extra=flag("--strict-plugins"),
     )
 
 
