@@ -4,6 +4,7 @@ Packages are real distributions on the path of a process of its own.
 """
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,21 @@ def test_g05_x24_a_plugin_that_was_asked_for_and_is_broken_refuses_the_start(ins
         "error: eviction.policy = 'slowpoke' (flag --eviction): "
         f"eviction plugin 'slowpoke' of {culprit} cannot be used: {why}\n"
     )
-    unasked = rtk(tmp_path, "config", "show")
+    (tmp_path / "a.yaml").write_text("eviction: slowpoke\n")  # as other systems write it
+    written = rtk(tmp_path, "serve", "--config", "a.yaml")
+    assert (written.returncode, written.stdout) == (1, "")
+    assert written.stderr == (
+        "error: a.yaml:1: eviction: it is a section with the keys eviction.policy, eviction.slru.protect_after_hits; "
+        f"eviction plugin 'slowpoke' of {culprit} cannot be used: {why}\n"
+    )
+    (tmp_path / "b.yaml").write_text("eviction: {policy: lru}\n")
+    unasked = rtk(tmp_path, "serve", "--dry-run", "--device", "cpu", "--config", "b.yaml")
     assert (unasked.returncode, unasked.stderr) == (0, f"WARNING: plugin {culprit} is not available: {why}\n")
-    assert f"not available: {culprit}: {why}\n" in rtk(tmp_path, "plugins").stdout
+    assert f"eviction: lru of rtk-inference {version('rtk-inference')}\n" in unasked.stdout
+    assert f"not available: {culprit}: {why}\n" in rtk(tmp_path, "plugins", "list").stdout
+    assert rtk(tmp_path, "plugins", "show", "slowpoke").stderr == (
+        f"error: plugin 'slowpoke' of {culprit} cannot be used: {why}\n"
+    )
 
 
 def test_g06_a_name_that_is_not_installed_is_refused_with_the_nearest(install: Install, tmp_path: Path) -> None:
@@ -99,6 +112,12 @@ def test_g06_a_name_that_is_not_installed_is_refused_with_the_nearest(install: I
     assert (asked.returncode, asked.stderr.count("\n")) == (1, 1)
     assert "unknown eviction plugin 'fast-lur'; installed: fast-lru, fifo, " in asked.stderr
     assert asked.stderr.endswith("; did you mean 'fast-lru'?\n")
+    required = rtk(tmp_path, "serve", "--require-plugins", '{"rtk-smaple": ">=1"}')
+    assert (required.returncode, required.stdout) == (1, "")
+    assert required.stderr == (
+        "error: plugins.require.rtk-smaple = '>=1' (flag --require-plugins): it is not installed; "
+        "did you mean 'rtk-sample' (1.2)?\n"
+    )
 
 
 def test_g07_a_name_of_two_packages_is_refused_and_one_package_listed_twice_is_harmless(
@@ -140,14 +159,41 @@ def test_g09_two_folders_with_metadata_of_one_package_are_both_named(install: In
     )
 
 
-def test_g10_a_hook_runs_once_in_a_process(install: Install, tmp_path: Path) -> None:
-    counted = GOOD.replace(
-        "def rtk_plugins():", "def rtk_plugins():\n    with open('calls', 'a') as out: print('call', file=out)"
-    )
-    install(counted)
-    first = "from rtk.plugin.host import installed; installed(); installed()"
-    assert rtk(tmp_path, "config", "show", "--eviction", "fast-lru", first=first).returncode == 0
-    assert (tmp_path / "calls").read_text() == "call\n"
+COUNTED = f"""{HEADER}import os
+from rtk.plugin import Observer
+
+def count(what):
+    with open("calls", "a") as out:
+        print(what, os.getpid() == int(open("first").read()), file=out)
+
+class Policy(EvictionPolicy):
+    def __init__(self, options):
+        count("policy")
+    def key(self, node):
+        return (node.hits,)
+
+class Watcher(Observer):
+    def __init__(self, options):
+        count("observer")
+
+@hookimpl
+def rtk_plugins():
+    count("hook")
+    return [
+        Plugin(kind="eviction", name="fast-lru", summary="s", target=__name__ + ":Policy"),
+        Plugin(kind="observer", name="watches", summary="s", target=__name__ + ":Watcher"),
+    ]
+"""
+
+
+def test_g10_a_hook_runs_once_and_in_one_process(install: Install, tmp_path: Path) -> None:
+    install(COUNTED)
+    twice = "from rtk.plugin.host import installed; installed(); installed()"
+    first = f"import os; print(os.getpid(), file=open('first', 'w'), flush=True)\n{twice}"
+    chosen = ("--eviction", "fast-lru", "--observe", '["watches"]')
+    assert rtk(tmp_path, "serve", "--dry-run", "--device", "cpu", *chosen, first=first).returncode == 0
+    # the process of the observer is told which one it is: it asks no hook
+    assert sorted((tmp_path / "calls").read_text().splitlines()) == ["hook True", "observer False", "policy True"]
 
 
 def test_g12_installing_a_package_changes_nothing_until_configuration_names_it(
@@ -161,6 +207,17 @@ def test_g12_installing_a_package_changes_nothing_until_configuration_names_it(
     named = rtk(tmp_path, "config", "show", "--eviction", "a-better-lru")
     assert named.returncode == 0
     assert "a-better-lru" in named.stdout
+
+
+def test_g12_nor_can_a_package_take_the_name_of_a_policy_that_is_there(install: Install, tmp_path: Path) -> None:
+    install(GOOD.replace("fast-lru", "lru"))
+    started = rtk(tmp_path, "serve", "--dry-run", "--device", "cpu")
+    assert started.returncode == 0
+    assert f"eviction: lru of rtk-inference {version('rtk-inference')}\n" in started.stdout
+    assert started.stderr.startswith(
+        f"WARNING: plugin {CULPRIT} is not available: eviction plugin 'lru' is that of rtk-"
+    )
+    assert started.stderr.count("\n") == 1
 
 
 WATCHES = f"""{HEADER}from rtk.plugin import Observer
@@ -199,5 +256,5 @@ def test_an_observer_that_cannot_be_built_refuses_the_start_before_a_model_is_lo
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
         "error: observer plugin 'watches' of rtk-sample 1.2 (entry point 'sample') cannot be built: "
-        "ValueError: no disk\n"
+        "ValueError: no disk; tell its authors, or do without it\n"
     )

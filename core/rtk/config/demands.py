@@ -1,5 +1,6 @@
 """What a configuration demands of this installation: plugins that it chooses, and distributions that it requires."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 
 from rtk.config.keys import as_text
@@ -39,7 +40,7 @@ def _name_problem(name: str, section: PluginSection, entry: Registered) -> str:
     return f"{name}.{key} is a key of rtk's own; its authors must rename it"
 
 
-def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator[str]:
+def requirement_problems(config: Config, given: Mapping[str, Given], registry: Registry) -> Iterator[str]:
     """Every required distribution must be installed, in a version that will do."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -52,10 +53,18 @@ def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator
         try:
             found = version(name)
         except (PackageNotFoundError, ValueError):
-            yield entry.told(f"plugins.require.{name}", f"it is not installed; {install}")
+            yield entry.told(f"plugins.require.{name}", f"it is not installed; {_meant(name, registry) or install}")
         else:
             if not SpecifierSet(wanted).contains(found, prereleases=True):
                 yield entry.told(f"plugins.require.{name}", f"{found} is installed; {install}")
+
+
+def _meant(name: str, registry: Registry) -> str:
+    """The installed package that is probably meant: nobody should install another one that sounds like it."""
+    origins = [*(entry.origin for entry in registry.all()), *(failure.origin for failure in registry.failures)]
+    found = {plugin_name(origin.distribution): origin for origin in origins}
+    near = difflib.get_close_matches(plugin_name(name), found, n=1, cutoff=0.8)
+    return f"did you mean {found[near[0]].distribution!r} ({found[near[0]].version})?" if near else ""
 
 
 def _given(given: Mapping[str, Given], path: str, value: object) -> Given:

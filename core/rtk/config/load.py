@@ -91,7 +91,7 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
         warnings += layer.notices
     config = _validated(model, keys, given, problems)
     problems += plugin_problems(config, given, registry)
-    problems += requirement_problems(config, given)
+    problems += requirement_problems(config, given, registry)
     if config.plugins.strict:
         problems += (given["plugins.strict"].told("plugins.strict", one) for one in unusable(config, registry))
     if problems:
