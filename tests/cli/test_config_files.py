@@ -461,7 +461,7 @@ def test_a_dry_run_fetches_nothing(folder: Path) -> None:
         (("--device", "nothing"), "model.device = 'nothing': not usable here: "),
         (("--eviction", "broken"), "eviction plugin 'broken' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
         (("--observe", '["blind"]'), "observer plugin 'blind' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
-        (("--attention", "narrow"), "attention backend 'narrow' cannot serve page size 1 (it takes 64); "),
+        (("--attention", "narrow"), "attention backend 'narrow' cannot serve cache.page_size = 1 (it takes 64); "),
     ],
 )
 def test_a_dry_run_fails_where_the_start_would(

@@ -7,7 +7,7 @@ from rtk.config.load import LoadedConfig
 from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
-from rtk.serve.computing import chunk_tokens, context_length, overlaps, usable_device
+from rtk.serve.computing import choose_backend, chunk_tokens, context_length, overlaps
 from rtk.serve.runtime import build_policies, start_observers
 
 
@@ -37,16 +37,15 @@ def _model(config: Config, registry: Registry) -> Iterator[str]:
     from rtk.serve.tokenizer import Tokenizer
 
     model = config.model
-    entry = registry.get("attention", config.attention.backend)
-    backend = entry.build(config.attention.options())
-    device = usable_device(config)
+    backend = choose_backend(config, registry)
+    device = backend.device
     folder = find_model(model.path, cache_dir=model.cache_dir)
     if folder is None:
         yield f"model: {model.path}, to be fetched; device {device}"
         return
     Tokenizer.load(folder)
     outline = read_outline(folder, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
-    check_backend(entry.plugin.name, backend.capabilities, outline, torch.device(device), config.cache.page_size)
+    check_backend(backend.name, backend.attention.capabilities, outline, torch.device(device), config.cache.page_size)
     longest = context_length(config, outline.context_length)
     yield f"model: {folder}: {outline.kind}, {outline.dtype or 'type of its weights'} on {device}"
     kind = torch.device(device).type
