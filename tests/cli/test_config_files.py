@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
@@ -230,6 +232,49 @@ def test_no_secret_and_no_home_folder_is_in_a_schema() -> None:
     assert schema["$defs"]["Knobs"]["properties"]["folder"]["format"] == "path"
     limit = schema["$defs"]["Knobs"]["properties"]["limit"]["anyOf"]
     assert [option.get("type", option.get("const")) for option in limit] == ["integer", "null", "null"]
+
+
+def refused_by(schema: dict[str, Any], values: Any) -> list[str]:
+    """What a validator that is not rtk's has against a file's values: where, and by which rule."""
+    errors = Draft202012Validator(schema).iter_errors(values)
+    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.validator}" for error in errors)
+
+
+@pytest.mark.parametrize("registry", [installed(), WITH_KNOBS], ids=["plain", "plugins"])
+def test_the_schema_is_one(registry: Registry) -> None:
+    Draft202012Validator.check_schema(json_schema(registry))
+
+
+def test_the_schema_takes_what_rtk_takes() -> None:
+    example = Path(__file__).parents[2] / "examples" / "deployment" / "rtk.toml"
+    assert refused_by(ROOT, tomllib.loads(example.read_text())) == []
+    for template, read in ((toml_template, tomllib.loads), (yaml_template, yaml.safe_load)):
+        text = template(config_model(installed()))
+        assert refused_by(ROOT, read(text)) == []
+        assert refused_by(ROOT, read(re.sub(r"^( *)#(\w+ ?[:=])", r"\1\2", text, flags=re.MULTILINE))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"cache": {"page_sise": 16}}, "cache: additionalProperties"),
+        ({"cahce": {}}, ": additionalProperties"),
+        ({"eviction": {"slru": {"protect": 2}}}, "eviction.slru: additionalProperties"),
+        ({"eviction": {"policy": "lur"}}, "eviction.policy: enum"),
+        ({"cache": {"page_size": "16"}}, "cache.page_size: type"),
+        ({"cache": {"page_size": 0}}, "cache.page_size: minimum"),
+        ({"cache": {"pool_tokens": "nil"}}, "cache.pool_tokens: anyOf"),
+        ({"cache": 5}, "cache: type"),
+        ({"plugins": {"strict": "yes"}}, "plugins.strict: type"),
+        ({"observe": {"plugins": ["tape"]}}, "observe.plugins.0: enum"),
+        ({"version": 2}, "version: maximum"),
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_rtk_refuses(values: dict[str, Any], problem: str) -> None:
+    assert refused_by(ROOT, values) == [problem]
+    Path("wrong.yaml").write_text(json.dumps(values))
+    assert rtk("config", "check", "wrong.yaml")[0] == 1
 
 
 # --- observers: the one kind of which several are chosen ------------------------------------------------------------
