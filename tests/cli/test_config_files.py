@@ -468,6 +468,7 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     assert out == [
         f"model: {model}: llama, float32 on cpu",
         "sizes: up to 64 requests of 2,048 tokens, prompts in pieces of 2,048 tokens, steps one after the other",
+        "KV pool: up to 131,074 tokens in pages of 1, from 0.5 of what is free beside the weights",
         f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
         f"schedule: fcfs of {version.distribution} {version.version}",
         f"attention: torch of {version.distribution} {version.version}",
@@ -478,6 +479,34 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         "serve.port = 0  # flag --port",
         "serve.admin_api_key = **********  # flag --admin-api-key",
     ]
+
+
+@pytest.mark.parametrize(
+    ("args", "pool"),
+    [
+        (("--pool-tokens", "100", "--page-size", "16"), "112 tokens in pages of 16"),
+        (
+            ("--mem-fraction", "0.3", "--page-size", "64", "--max-running", "2", "--context-length", "100"),
+            "up to 384 tokens in pages of 64, from 0.3 of what is free beside the weights",
+        ),
+    ],
+)
+def test_a_dry_run_says_what_is_known_of_the_pool(
+    zoo: Any, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], pool: str
+) -> None:
+    monkeypatch.setattr("rtk.serve.tokenizer.Tokenizer.load", lambda folder: None)
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--model", str(zoo.folder("llama")), *args)
+    assert (code, out[2]) == (0, f"KV pool: {pool}")
+
+
+def test_a_pool_that_is_sized_twice_is_no_configuration() -> None:
+    file = write("[cache]\npage_size = 16\npool_tokens = 100\nmem_fraction = 0.5\n")
+    twice = "cache: pool_tokens and mem_fraction both size the KV pool; set one of them"
+    assert rtk("config", "check", file)[:2] == (1, [f"{file}:2: {twice} ({file}:2, {file}:3, {file}:4)"])
+    one = write("[cache]\npool_tokens = 100\n", "one.toml")
+    _, _, err = rtk("config", "show", "--config", one, "--mem-fraction", "0.5")
+    assert err == [f"error: {one}:2: {twice} ({one}:2, flag --mem-fraction)"]
+    assert rtk("config", "show", "--config", one, "--mem-fraction", "0.5", "--pool-tokens", "null")[0] == 0
 
 
 def test_a_dry_run_builds_observers_and_says_which(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

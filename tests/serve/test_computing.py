@@ -91,7 +91,7 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
             {"schedule__max_running": 10**9},
             r"schedule.max_running = 1000000000: tables of slots .* GiB are free; lower",
         ),
-        ({"cache__mem_fraction": 0.5}, "both size the pool"),
+        ({"cache__mem_fraction": 0.5}, "both size the KV pool"),
         (
             {"cache__page_size": 16, "schedule__chunked_prefill_size": 8},
             r"schedule.chunked_prefill_size = 8: .* which hold 16 tokens; make it at least 16",

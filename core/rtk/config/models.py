@@ -6,9 +6,9 @@ every installed plugin (see `tree`).
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from rtk.errors import ConfigError
 from rtk.model.catalogue import DEFAULT_MODEL
@@ -169,6 +169,12 @@ class CacheConfig(Section):
         default=None, gt=0, le=1, description="share of the free memory that the KV pool takes; null: chosen by device"
     )
     pins: PinsConfig = Field(default_factory=PinsConfig, description="pinned prefixes")
+
+    @model_validator(mode="after")
+    def _is_sized_once(self) -> Self:
+        if self.pool_tokens is not None and self.mem_fraction is not None:
+            raise ValueError("pool_tokens and mem_fraction both size the KV pool; set one of them")
+        return self
 
 
 class EvictionConfig(PluginSection):
