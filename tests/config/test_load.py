@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field, SecretStr, model_validator
 
 from rtk.config.keys import Key, walk
-from rtk.config.load import LoadedConfig, config_from, load_config
+from rtk.config.load import LoadedConfig, config_from, load_config, load_files
 from rtk.config.models import Config
 from rtk.config.tree import config_model
 from rtk.errors import ConfigError
@@ -34,6 +34,8 @@ class Knobs(Options):
     def _ordered(self) -> Self:
         if self.low > self.high:
             raise ValueError("low must not be above high")
+        if self.low < 0:
+            raise {-1: KeyError, -2: SystemExit}[self.low](f"no such low: {self.low}")
         return self
 
 
@@ -315,6 +317,25 @@ def test_options_of_a_plugin_that_do_not_go_together() -> None:
     )
     assert "eviction.fast_lru: low must not be above high" in message
     assert "cache.page_size = '0'" in message
+
+
+@pytest.mark.parametrize(("low", "error"), [(-1, "KeyError: 'no such low: -1'"), (-2, "SystemExit: no such low: -2")])
+def test_options_whose_validation_fails_are_refused(tmp_path: Path, low: int, error: str) -> None:
+    registry = extended(plugin())
+    why = (
+        f"eviction plugin 'fast-lru' of rtk-extra 2.0 (entry point 'entry') fails at these: {error}; "
+        "change them, or tell its authors, or do without it"
+    )
+    set_low = f"eviction.fast_lru.low={low}"
+    assert refusal({}, {}, set_low, "cache.page_size=0", registry=registry) == (
+        "cache.page_size = '0' (--set cache.page_size): must be an integer from 1 to 2147483647; "
+        f"eviction.fast_lru: {why} (--set eviction.fast_lru.low)"
+    )
+    file = tmp_path / "a.toml"
+    file.write_text(f"[eviction]\nfast_lru.low = {low}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_files(registry, [file])
+    assert str(caught.value) == f"{file}:2: eviction.fast_lru: {why} ({file}:2)"
 
 
 def test_a_plugin_named_like_a_key_of_ours_cannot_be_chosen(caplog: pytest.LogCaptureFixture) -> None:
