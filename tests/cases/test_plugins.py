@@ -155,7 +155,8 @@ def test_g09_two_folders_with_metadata_of_one_package_are_both_named(install: In
     assert shown.returncode == 0
     assert shown.stderr == (
         "WARNING: plugin rtk-sample 1.3 (entry point 'more') is not available: the metadata of rtk-sample in "
-        f"{newer} is hidden by that of version 1.2 in {tmp_path}; remove the one that is stale\n"
+        f"{newer / 'rtk_sample-1.3.dist-info'} is hidden by that of version 1.2 in "
+        f"{tmp_path / 'rtk_sample-1.2.dist-info'}; remove the one that is stale\n"
     )
 
 

@@ -7,7 +7,7 @@ process of its own.
 import json
 import sys
 import threading
-from importlib.metadata import EntryPoint, distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -360,7 +360,8 @@ def test_without_its_entry_point_lru_is_not_installed(tmp_path: Path) -> None:
     assert len(kept) == len(lines) - 1
     write_metadata(tmp_path, "rtk-inference", "\n".join(kept), version=ours.version)
     culprit = f"eviction plugin 'lru' of rtk-inference {ours.version} (entry point 'eviction-lru') cannot be used: "
-    hidden = f" is hidden by that of version {ours.version} in {tmp_path}; remove the one that is stale\n"
+    used = tmp_path / f"rtk_inference-{ours.version}.dist-info"
+    hidden = f" is hidden by that of version {ours.version} in {used}; remove the one that is stale\n"
     for asked, source in ((["--eviction", "lru"], "flag --eviction"), ([], "default")):
         result = rtk(tmp_path, "serve", *asked)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
@@ -434,9 +435,31 @@ def test_of_two_folders_with_metadata_of_one_distribution_both_are_named(install
     (failure,) = registry.failures
     assert str(failure.origin) == "rtk-Sample 1.1 (entry point 'more')"
     assert failure.reason == (
-        f"the metadata of rtk-Sample in {stale} is hidden by that of version 1.2 in {tmp_path}; "
-        "remove the one that is stale"
+        f"the metadata of rtk-Sample in {stale / 'rtk_Sample-1.1.dist-info'} is hidden by that of version 1.2 "
+        f"in {tmp_path / 'rtk_sample-1.2.dist-info'}; remove the one that is stale"
     )
+
+
+def test_of_two_folders_with_metadata_in_one_place_both_are_named(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    folders = [tmp_path / f"rtk_sample-{version}.dist-info" for version in ("1.2", "1.3")]
+    write_metadata(tmp_path, "rtk-sample", "[rtk]\nsample = sample\nagain = sample\n", version="1.3")
+    for used, hidden in (folders, folders[::-1]):
+        registry = load_from(map(Distribution.at, (used, hidden, used)))
+        assert registry.names("eviction") == ["fast-lru"]
+        (failure,) = registry.failures
+        assert failure.reason == (
+            f"the metadata of rtk-sample in {hidden} is hidden by that of version {used.name[11:14]} in {used}; "
+            "remove the one that is stale"
+        )
+
+
+def test_a_place_that_is_named_twice_is_one(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    (tmp_path / "link").symlink_to(tmp_path)
+    folder = "rtk_sample-1.2.dist-info"
+    registry = load_from(map(Distribution.at, (tmp_path / folder, tmp_path / "link" / folder, tmp_path / folder)))
+    assert (registry.names("eviction"), registry.failures) == (["fast-lru"], ())
 
 
 def test_metadata_that_cannot_be_read_hides_nothing(install: Install, tmp_path: Path) -> None:

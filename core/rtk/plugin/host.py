@@ -42,6 +42,7 @@ def load_from(present: Iterable[Distribution]) -> Registry:
     """The registry of the distributions `present`; of several folders with metadata of one, the first is used.
 
     What a later folder declares besides is a failure that names both: either may be left over from an older install.
+    So is one that lies beside the first: no installation leaves two of them in one place.
     """
     points: list[EntryPoint] = []
     hidden: list[Failure] = []
@@ -54,9 +55,11 @@ def load_from(present: Iterable[Distribution]) -> Registry:
             used = first.setdefault(_name(one) or repr(own), one)
             if used is one:
                 points += own
-            else:
+            elif _place(one) != _place(used):  # the path may name one folder twice
                 known = {(point.name, point.value) for point in used.entry_points if point.group == PROJECT}
-                hidden += [_hidden(point, used) for point in own if (point.name, point.value) not in known]
+                more = [point for point in own if (point.name, point.value) not in known]
+                beside = own[:1] if _place(one).parent == _place(used).parent else []
+                hidden += [_hidden(point, used) for point in more or beside]
     return load(points, hidden)
 
 
@@ -64,13 +67,18 @@ def _name(one: Distribution) -> str:
     return canonical(_metadata(one)[0])
 
 
+def _place(one: Distribution) -> Path:
+    """The folder of metadata, or where it lies if it is no folder."""
+    return Path(str(getattr(one, "_path", None) or one.locate_file(""))).resolve()
+
+
 def _hidden(point: EntryPoint, used: Distribution) -> Failure:
     origin = _origin(point)
-    here, there = (Path(str(one.locate_file(""))).absolute() if one else "?" for one in (point.dist, used))
+    here = _place(point.dist) if point.dist else "?"
     return Failure(
         origin,
         f"the metadata of {origin.distribution} in {here} is hidden by that of version {_metadata(used)[1]} "
-        f"in {there}; remove the one that is stale",
+        f"in {_place(used)}; remove the one that is stale",
     )
 
 
