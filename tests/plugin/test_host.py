@@ -199,6 +199,14 @@ def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Instal
     )
 
 
+FACTS_RAISE = f"""{HEADER}class Fast(EvictionPolicy):
+    def __init__(self, options): pass
+    key = None
+    @property
+    def facts(self): raise SystemExit('no facts')
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -206,6 +214,7 @@ def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Instal
         ("import nine", f"cannot be built: ModuleNotFoundError: No module named 'nine'; {MISSING}"),
         ("raise SystemExit(3)", f"cannot be built: SystemExit: 3; {INSTEAD}"),
         ("def Fast(options): raise ValueError('no')", f"cannot be built: ValueError: no; {INSTEAD}"),
+        (FACTS_RAISE, f"cannot be built: SystemExit: no facts; {INSTEAD}"),
         ("def Fast(options): return 42", f"cannot be used: late:Fast made no EvictionPolicy; {INSTEAD}"),
     ],
 )

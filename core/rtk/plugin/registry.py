@@ -70,12 +70,13 @@ class Registered:
         try:
             target = getattr(importlib.import_module(self.module), self.plugin.target.partition(":")[2])
             built = target(options)
+            problem = self._problem(built)
         except BaseException as error:
             if not contained(error):
                 raise
             move = MISSING if isinstance(error, ImportError) else INSTEAD
             raise PluginError(f"{self.label} cannot be built: {one_line(error)}; {move}") from error
-        if problem := self._problem(built):
+        if problem:
             raise PluginError(f"{self.label} cannot be used: {problem}; {INSTEAD}")
         return built
 
