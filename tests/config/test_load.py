@@ -150,6 +150,15 @@ def test_a_bad_list_names_its_variable(text: str, reason: str) -> None:
     assert reason in message
 
 
+def test_a_bad_option_of_a_strangers_plugin_is_told_with_whose_it_is() -> None:
+    wrong = ("eviction.fast_lru.limit=0", "eviction.slru.protect_after_hits=0")
+    assert refusal({}, {}, *wrong, registry=extended(plugin())) == (
+        "eviction.fast_lru.limit = '0' (--set eviction.fast_lru.limit): must be an integer from 1 up, or null; "
+        "options of rtk-extra 2.0; "
+        "eviction.slru.protect_after_hits = '0' (--set eviction.slru.protect_after_hits): must be an integer from 1 up"
+    )
+
+
 def test_flag_wins_over_environment_wins_over_default() -> None:
     path, variable, flag = "schedule.max_prefill_tokens", "RTK_SCHEDULE__MAX_PREFILL_TOKENS", "--max-prefill-tokens"
     both = load({flag: "256"}, {variable: "128"})

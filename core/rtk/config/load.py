@@ -4,6 +4,7 @@ A layer is a `Source`: it reads what somebody gave and says from where. Layers a
 has a key wins, and the result is validated once.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -17,12 +18,12 @@ from pydantic_core import ErrorDetails
 
 from rtk.config.demands import plugin_problems, requirement_problems, unusable
 from rtk.config.keys import MASK, Key, KeyTable
-from rtk.config.models import Config
+from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT, CommandLine, Environment, File, Given, Layer, Source, Values
 from rtk.config.tree import config_model
-from rtk.errors import ConfigError
+from rtk.errors import ConfigError, PluginError
 from rtk.plugin.host import installed
-from rtk.plugin.registry import Registry
+from rtk.plugin.registry import OURS, Registry
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
         (warnings if allow_unknown else problems).extend(layer.unknown)
         problems += layer.problems
         warnings += layer.notices
-    config = _validated(model, keys, given, problems)
+    config, refused = _validated(model, keys, given)
+    problems += (_with_origin(one, registry) for one in refused)
     problems += plugin_problems(config, given, registry)
     problems += requirement_problems(config, given, registry)
     if config.plugins.strict:
@@ -104,17 +106,16 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
     return LoadedConfig(config, origin, files)
 
 
-def _validated(model: type[Config], keys: KeyTable, given: Mapping[str, Given], problems: list[str]) -> Config:
-    """Validate, adding to `problems`; what is refused is left out, so that the rest can still be looked at."""
-    misfits = _misfits(model, keys, given)
-    problems += (one.problem for one in misfits)
-    left = _without(given, misfits)
+def _validated(model: type[Config], keys: KeyTable, given: Mapping[str, Given]) -> "tuple[Config, list[Refusal]]":
+    """Validate; what is refused is left out, so that the rest can still be looked at."""
+    all_refused = _misfits(model, keys, given)
+    left = _without(given, all_refused)
     while True:
         try:
-            return model.model_validate(_nested({path: one.value for path, one in left.items()}))
+            return model.model_validate(_nested({path: one.value for path, one in left.items()})), all_refused
         except ValidationError as error:
             refused = _refusals(error.errors(), keys, left)
-            problems += (one.problem for one in refused)
+            all_refused += refused
             remaining = _without(left, refused)
             if len(remaining) == len(left):
                 raise  # what nobody gave is wrong: a bug in a model
@@ -138,6 +139,17 @@ def _refusals(errors: Iterable[ErrorDetails], keys: KeyTable, given: Mapping[str
         one = _explained(details, keys, given)
         first.setdefault((one.path, one.entry), one)
     return [*first.values()]
+
+
+def _with_origin(one: Refusal, registry: Registry) -> str:
+    """The problem; with an option of a stranger's plugin, whose it is."""
+    match one.path.split("."):
+        case [section, name, *_] if section in PLUGIN_SECTIONS:
+            with contextlib.suppress(PluginError):  # a key of rtk's own
+                origin = registry.get(PLUGIN_SECTIONS[section].kind, name).origin
+                if origin.distribution != OURS and str(origin) not in one.problem:
+                    return f"{one.problem}; options of {origin.distribution} {origin.version}"
+    return one.problem
 
 
 def _without(given: Mapping[str, Given], refused: Iterable[Refusal]) -> dict[str, Given]:
