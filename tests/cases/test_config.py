@@ -1,17 +1,21 @@
 """Cases of group (g) about configuration: unknown keys, who wins, what is not installed, and YAML's surprises."""
 
+import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
+from tiny_tokenizer import byte_level
 from typer.testing import CliRunner
 
 from rtk.config.keys import walk
 from rtk.config.load import config_from
 from rtk.config.tree import config_model
 from rtk.errors import ConfigError
-from rtk.plugin import AttentionBackend, Capabilities, Options, Plugin
+from rtk.plugin import Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Origin, Registered, Registry
 from rtk_cli.main import app
@@ -93,26 +97,67 @@ def test_g15_yaml_turns_nothing_into_another_type(text: str):
         assert f"model.served_name = {text}  # c.yaml:1" in show(file=f"model: {{served_name: {text}}}\n")[1]
 
 
-class Pages64(AttentionBackend):
-    """Takes pages of 64 tokens only."""
-
-    capabilities = Capabilities(frozenset({"cpu"}), frozenset({"float32"}), page_sizes=frozenset({64}))
-
-    def __init__(self, options: Options) -> None:
-        pass
-
-    layout = write = plan = forward = None
+# --- G13: a backend that takes pages of 64 tokens only ---------------------------------------------------------------
 
 
-def test_g13_a_backend_does_not_change_the_page_size_and_is_refused_before_weights_are_read(zoo, monkeypatch):
-    from rtk.serve.computing import load
+@pytest.fixture
+def pages64(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Such a backend is installed; gives the page sizes that it is asked to lay a pool out for."""
+    from rtk_attention.torch.backend import TorchAttention
+
+    laid_out = []
+
+    class Pages64(TorchAttention):
+        capabilities = replace(TorchAttention.capabilities, page_sizes=frozenset({64}))
+
+        def layout(self, shape, page_size, kv_dtype):
+            laid_out.append(page_size)
+            return super().layout(shape, page_size, kv_dtype)
 
     described = Plugin(kind="attention", name="pages64", summary="s", target=f"{__name__}:Pages64")
     registry = Registry([*installed().all(), Registered(described, Origin("e", "rtk-attention-pages64", "1"))])
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Pages64=Pages64))
-    monkeypatch.setattr("rtk.model.loader._read_weights", lambda *_: pytest.fail("weights were read"))
-    chosen = {"attention.backend": "pages64", "model.device": "cpu", "cache.page_size": 16}
-    config = config_from(chosen, registry)
-    assert config.cache.page_size == 16
-    with pytest.raises(ConfigError, match=r"attention backend 'pages64' cannot serve page size 16 \(it takes 64\)"):
-        load(config, registry, zoo.folder("llama"), 99)
+    for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
+        monkeypatch.setattr(f"{place}.installed", lambda: registry)
+    return laid_out
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_g13_a_backend_does_not_change_the_page_size_and_is_refused_before_anything_is_built(
+    pages64: list[object], monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    from rtk.serve.runtime import start
+
+    monkeypatch.setattr("rtk.model.store.resolve_model", lambda *_, **__: pytest.fail("a model was looked for"))
+    chosen = ("--attention", "pages64", "--device", "cpu", "--page-size", str(tokens))
+    assert f"cache.page_size = {tokens}  # flag --page-size" in show(*chosen)[1]
+    problem = f"attention backend 'pages64' cannot serve cache.page_size = {tokens} (it takes 64); see 'rtk plugins'"
+    with pytest.raises(ConfigError) as caught:
+        start(config_from({"attention.backend": "pages64", "model.device": "cpu", "cache.page_size": tokens}))
+    assert str(caught.value) == problem
+    dry = CliRunner().invoke(app, ["serve", "--dry-run", *chosen])
+    assert (dry.exit_code, dry.stdout, dry.stderr) == (1, "", f"error: {problem}\n")
+    assert pages64 == []
+
+
+def test_g13_the_page_size_is_one_value_everywhere(zoo, pages64: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    from rtk.serve.launch import _server
+    from rtk.serve.runtime import start
+
+    monkeypatch.setattr("rtk.serve.runtime.Tokenizer.load", lambda folder: byte_level())
+    chosen = {"attention.backend": "pages64", "model.device": "cpu", "cache.page_size": 64, "cache.pool_tokens": 256}
+    assert "cache.page_size = 64  # flag --page-size" in show("--attention", "pages64", "--page-size", "64")[1]
+    runtime = start(config_from({**chosen, "model.path": str(zoo.folder("llama"))}))
+    try:
+        server = _server(runtime, SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1)))  # type: ignore[arg-type]
+        info = asyncio.run(ask(server.config.app, "/server_info"))
+        assert info["config"]["cache"]["page_size"] == 64
+        assert runtime._thread._scheduler._limits.page_size == 64
+        assert pages64 == [64]
+    finally:
+        runtime.close()
+
+
+async def ask(application: object, path: str) -> dict:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://rtk") as client:
+        return (await client.get(path)).json()

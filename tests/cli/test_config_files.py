@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from pydantic import Field, SecretStr
 from typer.testing import CliRunner
 
@@ -236,6 +238,49 @@ def test_no_secret_and_no_home_folder_is_in_a_schema() -> None:
     assert schema["$defs"]["Knobs"]["properties"]["folder"]["format"] == "path"
     limit = schema["$defs"]["Knobs"]["properties"]["limit"]["anyOf"]
     assert [option.get("type", option.get("const")) for option in limit] == ["integer", "null", "null"]
+
+
+def refused_by(schema: dict[str, Any], values: Any) -> list[str]:
+    """What a validator that is not rtk's has against a file's values: where, and by which rule."""
+    errors = Draft202012Validator(schema).iter_errors(values)
+    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.validator}" for error in errors)
+
+
+@pytest.mark.parametrize("registry", [installed(), WITH_KNOBS], ids=["plain", "plugins"])
+def test_the_schema_is_one(registry: Registry) -> None:
+    Draft202012Validator.check_schema(json_schema(registry))
+
+
+def test_the_schema_takes_what_rtk_takes() -> None:
+    example = Path(__file__).parents[2] / "examples" / "deployment" / "rtk.toml"
+    assert refused_by(ROOT, tomllib.loads(example.read_text())) == []
+    for template, read in ((toml_template, tomllib.loads), (yaml_template, yaml.safe_load)):
+        text = template(config_model(installed()))
+        assert refused_by(ROOT, read(text)) == []
+        assert refused_by(ROOT, read(re.sub(r"^( *)#(\w+ ?[:=])", r"\1\2", text, flags=re.MULTILINE))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"cache": {"page_sise": 16}}, "cache: additionalProperties"),
+        ({"cahce": {}}, ": additionalProperties"),
+        ({"eviction": {"slru": {"protect": 2}}}, "eviction.slru: additionalProperties"),
+        ({"eviction": {"policy": "lur"}}, "eviction.policy: enum"),
+        ({"cache": {"page_size": "16"}}, "cache.page_size: type"),
+        ({"cache": {"page_size": 0}}, "cache.page_size: minimum"),
+        ({"cache": {"pool_tokens": "nil"}}, "cache.pool_tokens: anyOf"),
+        ({"cache": 5}, "cache: type"),
+        ({"plugins": {"strict": "yes"}}, "plugins.strict: type"),
+        ({"observe": {"plugins": ["tape"]}}, "observe.plugins.0: enum"),
+        ({"version": 2}, "version: maximum"),
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_rtk_refuses(values: dict[str, Any], problem: str) -> None:
+    assert refused_by(ROOT, values) == [problem]
+    Path("wrong.yaml").write_text(json.dumps(values))
+    assert rtk("config", "check", "wrong.yaml")[0] == 1
 
 
 # --- observers: the one kind of which several are chosen ------------------------------------------------------------
@@ -509,6 +554,7 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     assert out == [
         f"model: {model}: llama, float32 on cpu",
         "sizes: up to 64 requests of 2,048 tokens, prompts in pieces of 2,048 tokens, steps one after the other",
+        "KV pool: up to 131,074 tokens in pages of 1, from 0.5 of what is free beside the weights",
         f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
         f"schedule: fcfs of {version.distribution} {version.version}",
         f"attention: torch of {version.distribution} {version.version}",
@@ -519,6 +565,34 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         "serve.port = 0  # flag --port",
         "serve.admin_api_key = **********  # flag --admin-api-key",
     ]
+
+
+@pytest.mark.parametrize(
+    ("args", "pool"),
+    [
+        (("--pool-tokens", "100", "--page-size", "16"), "112 tokens in pages of 16"),
+        (
+            ("--mem-fraction", "0.3", "--page-size", "64", "--max-running", "2", "--context-length", "100"),
+            "up to 384 tokens in pages of 64, from 0.3 of what is free beside the weights",
+        ),
+    ],
+)
+def test_a_dry_run_says_what_is_known_of_the_pool(
+    zoo: Any, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], pool: str
+) -> None:
+    monkeypatch.setattr("rtk.serve.tokenizer.Tokenizer.load", lambda folder: None)
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--model", str(zoo.folder("llama")), *args)
+    assert (code, out[2]) == (0, f"KV pool: {pool}")
+
+
+def test_a_pool_that_is_sized_twice_is_no_configuration() -> None:
+    file = write("[cache]\npage_size = 16\npool_tokens = 100\nmem_fraction = 0.5\n")
+    twice = "cache: pool_tokens and mem_fraction both size the KV pool; set one of them"
+    assert rtk("config", "check", file)[:2] == (1, [f"{file}:2: {twice} ({file}:2, {file}:3, {file}:4)"])
+    one = write("[cache]\npool_tokens = 100\n", "one.toml")
+    _, _, err = rtk("config", "show", "--config", one, "--mem-fraction", "0.5")
+    assert err == [f"error: {one}:2: {twice} ({one}:2, flag --mem-fraction)"]
+    assert rtk("config", "show", "--config", one, "--mem-fraction", "0.5", "--pool-tokens", "null")[0] == 0
 
 
 def test_a_dry_run_builds_observers_and_says_which(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,7 +621,7 @@ def test_a_dry_run_fetches_nothing(folder: Path) -> None:
         (("--device", "nothing"), "model.device = 'nothing': not usable here: "),
         (("--eviction", "broken"), "eviction plugin 'broken' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
         (("--observe", '["blind"]'), "observer plugin 'blind' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
-        (("--attention", "narrow"), "attention backend 'narrow' cannot serve page size 1 (it takes 64); "),
+        (("--attention", "narrow"), "attention backend 'narrow' cannot serve cache.page_size = 1 (it takes 64); "),
     ],
 )
 def test_a_dry_run_fails_where_the_start_would(

@@ -75,7 +75,12 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["plugins"], ["config", "show", "--sources"], ["config", "schema"], ["version"]], ids=" ".join
+    "command",
+    [
+        *(["plugins"], ["plugins", "list"], ["plugins", "show", "attention:torch"], ["version"]),
+        *(["config", "show"], ["config", "show", "--sources"], ["config", "schema"]),
+    ],
+    ids=" ".join,
 )
 def test_looking_around_imports_nothing_heavy(command: list[str]) -> None:
     assert imported_by(*command).isdisjoint(HEAVY)

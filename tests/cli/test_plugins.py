@@ -1,6 +1,7 @@
 """`rtk plugins`."""
 
 import json
+import threading
 
 import pytest
 from pydantic import BaseModel, Field
@@ -129,6 +130,11 @@ def test_a_name_that_is_not_one_plugin(command: str) -> None:
     assert "unknown schedule plugin 'lru'; installed: dfs-weight, fcfs" in refused(command, "schedule:lru")
 
 
+def test_one_that_is_broken_is_shown_as_that(registry: Registry) -> None:
+    told = f"error: plugin 'bad' of rtk-bad 0.3 (entry point 'bad') cannot be used: {BAD.reason}\n"
+    assert refused("show", "bad") == told
+
+
 class Unsteady(EvictionPolicy):
     facts = frozenset({"last_use"})
 
@@ -177,6 +183,46 @@ def test_the_doctor_says_what_fails_and_goes_on(monkeypatch: pytest.MonkeyPatch)
     assert failed[0] == f"{who.format(0)}: keys are stable: key() answers differently when asked again"
     assert f"{who.format(1)}: keys are stable: SystemExit: [gone] and more" in failed
     assert failed[-1].startswith(f"{who.format(2)}: {who.format(2)} cannot be built: ModuleNotFoundError: ")
+
+
+TURNING = threading.Event()
+
+
+class Endless(Unsteady):
+    def key(self, node: NodeView) -> tuple[int]:
+        TURNING.set()
+        while True:
+            pass
+
+
+class NeverBuilt(Endless):
+    def __init__(self, options: Options) -> None:
+        self.key(None)  # type: ignore[arg-type]
+
+
+def test_the_doctor_leaves_what_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = threading.Thread.join
+
+    def waited(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout == 60 and thread.name in ("rtk-doctor-p0", "rtk-doctor-p1"):
+            assert TURNING.wait(30)  # the minute is over as soon as there is nothing else to wait for
+            TURNING.clear()
+        else:
+            join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", waited)
+    code, lines = doctored(monkeypatch, f"{__name__}:Endless", f"{__name__}:NeverBuilt", "rtk_eviction.lru:Lru")
+    assert code == 1
+    assert [line.split()[-3:] for line in lines[1:4]] == [["0", "0", "FAILED"], ["0", "0", "FAILED"], ["5", "0", "ok"]]
+    late = "has not ended within the 60 s that a plugin may take"
+    assert lines[4:] == [
+        f"failed: eviction plugin 'p0' of rtk-eviction-p 2.0 (entry point 'e0'): keys are stable: {late}",
+        f"failed: eviction plugin 'p1' of rtk-eviction-p 2.0 (entry point 'e1'): building it: {late}",
+    ]
+    for thread in threading.enumerate():
+        if thread.name.startswith("rtk-doctor-"):
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_what_could_not_be_loaded_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:

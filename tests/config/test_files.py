@@ -242,12 +242,12 @@ def test_options_are_validated_by_the_plugins_own_model(write: Write) -> None:
     registry = with_knobs()
     file = write("[eviction.fast_lru]\nlow = 5\nhigh = 3\n")
     assert problems(file, registry=registry) == [
-        "rtk.toml:2: eviction.fast_lru: low must not be above high (rtk.toml:2, rtk.toml:3)"
+        "rtk.toml:2: eviction.fast_lru: low must not be above high (rtk.toml:2, rtk.toml:3); options of rtk-extra 2.0"
     ]
     file = write("[eviction.fast-lru.weights]\na = 1\n\nb = 'x'\nc = 'y'\n")
     assert problems(file, registry=registry) == [
-        "rtk.toml:4: eviction.fast_lru.weights.b = 'x': must be a valid number",
-        "rtk.toml:5: eviction.fast_lru.weights.c = 'y': must be a valid number",
+        "rtk.toml:4: eviction.fast_lru.weights.b = 'x': must be a valid number; options of rtk-extra 2.0",
+        "rtk.toml:5: eviction.fast_lru.weights.c = 'y': must be a valid number; options of rtk-extra 2.0",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field, SecretStr, model_validator
 
 from rtk.config.keys import Key, walk
-from rtk.config.load import LoadedConfig, config_from, load_config
+from rtk.config.load import LoadedConfig, config_from, load_config, load_files
 from rtk.config.models import Config
 from rtk.config.tree import config_model
 from rtk.errors import ConfigError, printable
@@ -34,6 +34,8 @@ class Knobs(Options):
     def _ordered(self) -> Self:
         if self.low > self.high:
             raise ValueError("low must not be above high")
+        if self.low < 0:
+            raise {-1: KeyError, -2: SystemExit}[self.low](f"no such low: {self.low}")
         return self
 
 
@@ -174,6 +176,15 @@ def test_a_secret_that_became_part_of_a_key_is_not_shown(item: str) -> None:
     message = refusal({}, {}, item)
     assert "s3cret" not in message
     assert message.endswith("did you mean serve.admin_api_key?")
+
+
+def test_a_bad_option_of_a_strangers_plugin_is_told_with_whose_it_is() -> None:
+    wrong = ("eviction.fast_lru.limit=0", "eviction.slru.protect_after_hits=0")
+    assert refusal({}, {}, *wrong, registry=extended(plugin())) == (
+        "eviction.fast_lru.limit = '0' (--set eviction.fast_lru.limit): must be an integer from 1 up, or null; "
+        "options of rtk-extra 2.0; "
+        "eviction.slru.protect_after_hits = '0' (--set eviction.slru.protect_after_hits): must be an integer from 1 up"
+    )
 
 
 def test_flag_wins_over_environment_wins_over_default() -> None:
@@ -345,11 +356,48 @@ def test_options_of_a_plugin_that_do_not_go_together() -> None:
     assert "cache.page_size = '0'" in message
 
 
-def test_a_plugin_named_like_a_key_of_ours_cannot_be_chosen() -> None:
-    registry = extended(plugin("policy"))
-    assert load_config(registry, {}, {}).config.eviction.policy == "lru"
-    message = refusal({"--eviction": "policy"}, registry=registry)
-    assert "eviction.policy is a key of rtk's own; rtk-extra 2.0 (entry point 'entry') must rename" in message
+@pytest.mark.parametrize(("low", "error"), [(-1, "KeyError: 'no such low: -1'"), (-2, "SystemExit: no such low: -2")])
+def test_options_whose_validation_fails_are_refused(tmp_path: Path, low: int, error: str) -> None:
+    registry = extended(plugin())
+    why = (
+        f"eviction plugin 'fast-lru' of rtk-extra 2.0 (entry point 'entry') fails at these: {error}; "
+        "change them, or tell its authors, or do without it"
+    )
+    set_low = f"eviction.fast_lru.low={low}"
+    assert refusal({}, {}, set_low, "cache.page_size=0", registry=registry) == (
+        "cache.page_size = '0' (--set cache.page_size): must be an integer from 1 to 2147483647; "
+        f"eviction.fast_lru: {why} (--set eviction.fast_lru.low)"
+    )
+    file = tmp_path / "a.toml"
+    file.write_text(f"[eviction]\nfast_lru.low = {low}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_files(registry, [file])
+    assert str(caught.value) == f"{file}:2: eviction.fast_lru: {why} ({file}:2)"
+
+
+def test_a_plugin_named_like_a_key_of_ours_cannot_be_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    registry = extended(plugin("max-running", kind="schedule"))
+    label = "schedule plugin 'max-running' of rtk-extra 2.0 (entry point 'entry')"
+    why = "schedule.max_running is a key of rtk's own; its authors must rename it"
+    assert load_config(registry, {}, {}).config.schedule.policy == "fcfs"
+    assert caplog.messages == [f"{label} is not available: {why}"]
+    message = refusal({"--schedule": "max-running"}, registry=registry)
+    assert message == f"schedule.policy = 'max-running' (flag --schedule): {label} cannot be used: {why}"
+    strict = refusal({"--strict-plugins": "true"}, registry=registry)
+    assert strict == f"plugins.strict = 'true' (flag --strict-plugins): {label} is not available: {why}"
+
+
+def test_strict_about_plugins_refuses_what_is_else_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    broken = [Failure(Origin(f"e{i}", f"rtk-bad{i}", "0.3"), f"ImportError: {i}; uninstall rtk-bad{i}") for i in (1, 2)]
+    with pytest.raises(ConfigError) as caught:
+        config_from({"plugins.strict": True}, extended(failures=tuple(broken)))
+    given = "plugins.strict = True (argument plugins.strict): plugin"
+    assert caught.value.problems == (
+        f"{given} rtk-bad1 0.3 (entry point 'e1') is not available: ImportError: 1; uninstall rtk-bad1",
+        f"{given} rtk-bad2 0.3 (entry point 'e2') is not available: ImportError: 2; uninstall rtk-bad2",
+    )
+    assert caplog.messages == []
+    assert config_from({"plugins.strict": True}, extended(plugin())).plugins.strict is True
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,6 @@ def test_the_reason_is_one_line_of_arithmetic():
     [
         ({"pool_tokens": 10_000}, "cache.pool_tokens = 10000: 10,000 tokens asked for"),
         ({"free": 0}, "would hold 0 tokens"),
-        ({"pool_tokens": 5, "mem_fraction": 0.5}, "both size the pool"),
     ],
 )
 def test_a_pool_that_is_too_small_or_too_large_is_refused_in_one_line(changes, message):

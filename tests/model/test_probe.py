@@ -219,6 +219,12 @@ def test_every_conflict_of_a_backend_is_named():
         check_backend("x", limited, NEEDS, CPU, page_size=1)
     assert str(error.value) == (
         "attention backend 'x' cannot serve device cpu (it runs on cuda); "
-        "dtype float32 (it computes bfloat16, float16); page size 1 (it takes 32, 64); "
+        "dtype float32 (it computes bfloat16, float16); cache.page_size = 1 (it takes 32, 64); "
         "the model's sliding_window, softcap; see 'rtk plugins'"
+    )
+    with pytest.raises(ConfigError) as error:
+        check_backend("x", limited, None, CPU, page_size=1)
+    assert str(error.value) == (
+        "attention backend 'x' cannot serve device cpu (it runs on cuda); cache.page_size = 1 (it takes 32, 64); "
+        "see 'rtk plugins'"
     )

@@ -69,7 +69,10 @@ BROKEN = {
     "target": ("    def __init__(self): pass", "cannot be built: TypeError: "),
     "raises": ("    def __init__(self, options): raise ValueError('no')", "cannot be built: ValueError: no"),
     "exits": ("    def __init__(self, options): sys.exit(3)", "cannot be built: SystemExit: 3"),
-    "dies": ("    def __init__(self, options): os._exit(3)", "cannot be used: its process ended before it was built"),
+    "dies": (
+        "    def __init__(self, options): os._exit(3)",
+        "cannot be used: its process ended early; tell its authors",
+    ),
     "foreign": ("    def __new__(cls, options): return 42", "cannot be used: foreign:It made no Observer"),
 }
 
@@ -92,7 +95,7 @@ def test_where_one_cannot_be_built_none_is_left(module, tmp_path):
 def test_an_observer_that_is_never_built_refuses_the_start(module, monkeypatch):
     monkeypatch.setattr(feed_module, "START_S", 0.05)
     monkeypatch.setattr(feed_module, "END_S", 0.05)
-    with pytest.raises(PluginError, match=r"it was not built within 0\.05 s; mend it, or leave it out"):
+    with pytest.raises(PluginError, match=r"it was not built within 0\.05 s; tell its authors, or do without it"):
         Feeds([module("    def __init__(self, options): time.sleep(100)", "never")])
 
 

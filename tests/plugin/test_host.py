@@ -7,19 +7,22 @@ process of its own.
 import json
 import sys
 import threading
-from importlib.metadata import EntryPoint, distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distribution, distributions
 from pathlib import Path
 
 import pytest
 from real_distributions import GOOD, HEADER, Install, found_in, rtk, write_metadata
 
 from rtk.errors import PluginError
-from rtk.plugin import EvictionPolicy, NodeView, Options, Plugin, SchedulePolicy
-from rtk.plugin.host import load, load_from
+from rtk.plugin import AttentionBackend, Capabilities, EvictionPolicy, NodeView, Options, Plugin, SchedulePolicy
+from rtk.plugin.host import installed, load, load_from
 from rtk.plugin.info import Kind
-from rtk.plugin.registry import Origin, Registered
+from rtk.plugin.registry import Origin, Registered, Registry
 from rtk.plugin.testing.toys import Choices
 
+LRU = installed().get("eviction", "lru")
+INSTEAD = "tell its authors, or do without it"
+MISSING = "install what it imports, or do without it"
 TELL = "; tell its authors, or uninstall rtk-sample"
 
 BROKEN = {
@@ -162,6 +165,28 @@ def test_a_name_that_two_distributions_bring_belongs_to_neither(install: Install
     assert str(caught.value) == f"rtk-twin 1.2 (entry point 'twin'): it and {message}"
 
 
+def test_a_name_of_rtks_own_stays_rtks(install: Install, tmp_path: Path) -> None:
+    install(GOOD.replace("fast-lru", "lru"))
+    theirs = found_in(tmp_path).all()
+    for entries in ([LRU, *theirs], [*theirs, LRU], [*theirs, LRU, *theirs]):
+        registry = Registry(entries)
+        assert registry.get("eviction", "lru") is LRU
+        assert {str(one.origin) for one in registry.failures} == {"rtk-sample 1.2 (entry point 'sample')"}
+        assert registry.failures[0].reason == (
+            f"eviction plugin 'lru' is that of {LRU.origin}; its authors must rename it, or uninstall rtk-sample"
+        )
+
+
+@pytest.mark.parametrize("asked", ["Fast_LRU", "sample", "rtk-sample", "eviction:fast-lru"])
+def test_a_broken_one_is_told_whatever_it_is_asked_for_by(install: Install, tmp_path: Path, asked: str) -> None:
+    install(described("api=99"))
+    with pytest.raises(PluginError) as caught:
+        found_in(tmp_path).find(asked)
+    label = "eviction plugin 'fast-lru'" if ":" in asked else f"plugin {asked!r}"
+    told = f"{label} of rtk-sample 1.2 (entry point 'sample') cannot be used: eviction plugin 'fast-lru' is built for "
+    assert str(caught.value).startswith(told)
+
+
 def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Install, tmp_path: Path) -> None:
     install("raise ImportError('needs numpy 9')")
     install(GOOD, name="rtk-sound", module="sound")
@@ -174,13 +199,23 @@ def test_an_unknown_name_lists_what_is_installed_and_what_failed(install: Instal
     )
 
 
+FACTS_RAISE = f"""{HEADER}class Fast(EvictionPolicy):
+    def __init__(self, options): pass
+    key = None
+    @property
+    def facts(self): raise SystemExit('no facts')
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("", "cannot be built: AttributeError: module 'late' has no attribute 'Fast'"),
-        ("raise SystemExit(3)", "cannot be built: SystemExit: 3"),
-        ("def Fast(options): raise ValueError('no')", "cannot be built: ValueError: no"),
-        ("def Fast(options): return 42", "cannot be used: late:Fast made no EvictionPolicy"),
+        ("", f"cannot be built: AttributeError: module 'late' has no attribute 'Fast'; {INSTEAD}"),
+        ("import nine", f"cannot be built: ModuleNotFoundError: No module named 'nine'; {MISSING}"),
+        ("raise SystemExit(3)", f"cannot be built: SystemExit: 3; {INSTEAD}"),
+        ("def Fast(options): raise ValueError('no')", f"cannot be built: ValueError: no; {INSTEAD}"),
+        (FACTS_RAISE, f"cannot be built: SystemExit: no facts; {INSTEAD}"),
+        ("def Fast(options): return 42", f"cannot be used: late:Fast made no EvictionPolicy; {INSTEAD}"),
     ],
 )
 def test_a_target_that_cannot_be_built_names_plugin_and_distribution(
@@ -191,6 +226,46 @@ def test_a_target_that_cannot_be_built_names_plugin_and_distribution(
     with pytest.raises(PluginError) as caught:
         found_in(tmp_path).get("eviction", "fast-lru").build(Options())
     assert str(caught.value) == f"eviction plugin 'fast-lru' of rtk-sample 1.2 (entry point 'sample') {reason}"
+
+
+SLOW = {
+    "import": "import itertools\nfor _ in itertools.count(): pass",
+    "constructor": "def Fast(options):\n    while True: pass",
+    "sleep": "import sys, time\ndef Fast(options):\n    while 'enough' not in vars(sys): time.sleep(0.001)",
+}
+
+
+@pytest.mark.parametrize("source", [*SLOW.values()], ids=SLOW)
+def test_a_target_that_is_never_built_is_refused_and_left_behind(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr("rtk.plugin.registry.BUILD_S", 0.05)
+    install(GOOD.replace('__name__ + ":Fast"', '"late:Fast"'))
+    (tmp_path / "late.py").write_text(source)
+    with pytest.raises(PluginError) as caught:
+        found_in(tmp_path).get("eviction", "fast-lru").build_in_time(Options())
+    culprit = "eviction plugin 'fast-lru' of rtk-sample 1.2 (entry point 'sample')"
+    assert str(caught.value) == f"{culprit} cannot be used: it was not built within 0.05 s; {INSTEAD}"
+    monkeypatch.setattr(sys, "enough", True, raising=False)
+    ended("rtk-build-fast-lru")
+
+
+def ended(name: str) -> None:
+    """No thread of that name goes on."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_what_is_built_in_time_is_what_is_built(install: Install, tmp_path: Path) -> None:
+    install(GOOD.replace("pass", "options.nothing", 1))
+    entry = found_in(tmp_path).get("eviction", "fast-lru")
+    with pytest.raises(PluginError, match=r"cannot be built: AttributeError: 'Options' object has no attribute"):
+        entry.build_in_time(Options())
+    plugin = Plugin(kind="eviction", name="lru", summary="s", target="rtk_eviction.lru:Lru")
+    built = Registered(plugin, Origin("e", "rtk-sample", "1")).build_in_time(Options())
+    assert isinstance(built, EvictionPolicy)
 
 
 class LastUseAlone(EvictionPolicy):
@@ -217,6 +292,19 @@ class UnknownGrammars(Choices):
 
 
 GRAMMARS = "a set of them may have choice, ebnf, json_schema, regex, structural_tag"
+
+
+class Capable(AttentionBackend):
+    def __init__(self, options: Options) -> None:
+        pass
+
+    layout = write = plan = forward = None  # type: ignore[assignment]
+
+
+class ListsDevices(Capable):
+    capabilities = Capabilities(["cpu"], frozenset())  # type: ignore[arg-type]
+
+
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
@@ -226,6 +314,8 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
         ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
         ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
         ("grammar", "UnknownGrammars", f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; {GRAMMARS}"),
+        ("attention", "Capable", f"{__name__}:Capable has no capabilities of sets"),
+        ("attention", "ListsDevices", f"{__name__}:ListsDevices has no capabilities of sets"),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
     ],
 )
@@ -233,7 +323,10 @@ def test_a_policy_that_says_too_little_is_refused(kind: Kind, policy: str, probl
     plugin = Plugin(kind=kind, name="odd", summary="s", target=f"{__name__}:{policy}")
     with pytest.raises(PluginError) as caught:
         Registered(plugin, Origin("e", "rtk-sample", "1")).build(Options())
-    assert str(caught.value) == f"{kind} plugin 'odd' of rtk-sample 1 (entry point 'e') cannot be used: {problem}"
+    assert (
+        str(caught.value)
+        == f"{kind} plugin 'odd' of rtk-sample 1 (entry point 'e') cannot be used: {problem}; {INSTEAD}"
+    )
 
 
 def test_a_built_plugin_fulfils_its_contract() -> None:
@@ -278,7 +371,8 @@ def test_without_its_entry_point_lru_is_not_installed(tmp_path: Path) -> None:
     assert len(kept) == len(lines) - 1
     write_metadata(tmp_path, "rtk-inference", "\n".join(kept), version=ours.version)
     culprit = f"eviction plugin 'lru' of rtk-inference {ours.version} (entry point 'eviction-lru') cannot be used: "
-    hidden = f" is hidden by that of version {ours.version} in {tmp_path}; remove the one that is stale\n"
+    used = tmp_path / f"rtk_inference-{ours.version}.dist-info"
+    hidden = f" is hidden by that of version {ours.version} in {used}; remove the one that is stale\n"
     for asked, source in ((["--eviction", "lru"], "flag --eviction"), ([], "default")):
         result = rtk(tmp_path, "serve", *asked)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
@@ -309,10 +403,7 @@ def test_an_entry_point_that_never_ends_is_one_failure_and_is_left_behind(
         "move what takes long to the module that its target names, or uninstall rtk-sample"
     )
     monkeypatch.setattr(sys, "enough", True, raising=False)
-    for thread in threading.enumerate():
-        if thread.name == "rtk-load-sample":
-            thread.join(30)
-            assert not thread.is_alive()
+    ended("rtk-load-sample")
 
 
 def test_an_import_of_somebody_else_is_not_cut_off(
@@ -355,9 +446,31 @@ def test_of_two_folders_with_metadata_of_one_distribution_both_are_named(install
     (failure,) = registry.failures
     assert str(failure.origin) == "rtk-Sample 1.1 (entry point 'more')"
     assert failure.reason == (
-        f"the metadata of rtk-Sample in {stale} is hidden by that of version 1.2 in {tmp_path}; "
-        "remove the one that is stale"
+        f"the metadata of rtk-Sample in {stale / 'rtk_Sample-1.1.dist-info'} is hidden by that of version 1.2 "
+        f"in {tmp_path / 'rtk_sample-1.2.dist-info'}; remove the one that is stale"
     )
+
+
+def test_of_two_folders_with_metadata_in_one_place_both_are_named(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    folders = [tmp_path / f"rtk_sample-{version}.dist-info" for version in ("1.2", "1.3")]
+    write_metadata(tmp_path, "rtk-sample", "[rtk]\nsample = sample\nagain = sample\n", version="1.3")
+    for used, hidden in (folders, folders[::-1]):
+        registry = load_from(map(Distribution.at, (used, hidden, used)))
+        assert registry.names("eviction") == ["fast-lru"]
+        (failure,) = registry.failures
+        assert failure.reason == (
+            f"the metadata of rtk-sample in {hidden} is hidden by that of version {used.name[11:14]} in {used}; "
+            "remove the one that is stale"
+        )
+
+
+def test_a_place_that_is_named_twice_is_one(install: Install, tmp_path: Path) -> None:
+    install(GOOD)
+    (tmp_path / "link").symlink_to(tmp_path)
+    folder = "rtk_sample-1.2.dist-info"
+    registry = load_from(map(Distribution.at, (tmp_path / folder, tmp_path / "link" / folder, tmp_path / folder)))
+    assert (registry.names("eviction"), registry.failures) == (["fast-lru"], ())
 
 
 def test_metadata_that_cannot_be_read_hides_nothing(install: Install, tmp_path: Path) -> None:

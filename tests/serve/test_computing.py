@@ -12,13 +12,13 @@ from rtk.model.inline_executor import InlineExecutor
 from rtk.model.thread_executor import ThreadExecutor
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
-from rtk.serve.computing import load
-from rtk.serve.runtime import Runtime
+from rtk.serve.computing import choose_backend, load
+from rtk.serve.runtime import Runtime, build_policies
 
 
 def build(zoo, kind="llama", vocab_size=99, **keys):
     config = config_from({"cache.pool_tokens": 64, **{k.replace("__", "."): v for k, v in keys.items()}})
-    return load(config, installed(), zoo.folder(kind), vocab_size)
+    return load(config, choose_backend(config, installed()), zoo.folder(kind), vocab_size)
 
 
 def test_the_summary_shows_the_arithmetic(zoo):
@@ -57,7 +57,8 @@ def test_a_closed_engine_holds_neither_model_nor_pool(zoo, overlap):
     computing = build(zoo, schedule__overlap=overlap)
     runner = (computing.executor._executor if overlap else computing.executor)._runner
     held = [weakref.ref(thing) for thing in (runner._loaded.model, runner._pool)]
-    engine = Engine(runtime=Runtime(config_from({"model.path": "m"}), computing, byte_level()))
+    config = config_from({"model.path": "m"})
+    engine = Engine(runtime=Runtime(config, build_policies(config), computing, byte_level()))
     del computing, runner
     assert len(engine.generate([1, 2, 3], {"max_new_tokens": 4, "ignore_eos": True}).token_ids) == 4
     assert None not in [ref() for ref in held]
@@ -90,7 +91,7 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
             {"schedule__max_running": 10**9},
             r"schedule.max_running = 1000000000: tables of slots .* GiB are free; lower",
         ),
-        ({"cache__mem_fraction": 0.5}, "both size the pool"),
+        ({"cache__mem_fraction": 0.5}, "both size the KV pool"),
         (
             {"cache__page_size": 16, "schedule__chunked_prefill_size": 8},
             r"schedule.chunked_prefill_size = 8: .* which hold 16 tokens; make it at least 16",

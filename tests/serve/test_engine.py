@@ -60,7 +60,8 @@ def engine(loop):
         known = (vocab_size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         computing = Computing(executor, limits, *known, overlap=loop["overlap"])
         config = config_from({"model.path": "scripted", **config})
-        engines.append(Engine(runtime=Runtime(config, computing, TOKENIZER, feeds=feeds)))
+        policies = runtime.build_policies(config)
+        engines.append(Engine(runtime=Runtime(config, policies, computing, TOKENIZER, feeds=feeds)))
         return engines[-1]
 
     yield build

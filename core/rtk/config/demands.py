@@ -1,13 +1,14 @@
 """What a configuration demands of this installation: plugins that it chooses, and distributions that it requires."""
 
+import difflib
 from collections.abc import Iterator, Mapping
 
 from rtk.config.keys import as_text
-from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field
+from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
 from rtk.config.sources import DEFAULT, Given
 from rtk.errors import PluginError
 from rtk.plugin.info import CAPABILITIES, NEED_CACHE
-from rtk.plugin.registry import Registry
+from rtk.plugin.registry import Registered, Registry
 
 
 def plugin_problems(config: Config, given: Mapping[str, Given], registry: Registry) -> Iterator[str]:
@@ -22,7 +23,24 @@ def plugin_problems(config: Config, given: Mapping[str, Given], registry: Regist
                 yield one.told(path, problem)
 
 
-def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator[str]:
+def unusable(config: Config, registry: Registry) -> Iterator[str]:
+    """Every installed plugin that cannot be used, whoever asks for it, and why."""
+    for failure in registry.failures:
+        yield f"plugin {failure.origin} is not available: {failure.reason}"
+    for name, section in PLUGIN_SECTIONS.items():
+        for entry in registry.of_kind(section.kind):
+            if problem := _name_problem(name, getattr(config, name), entry):
+                yield f"{entry.label} is not available: {problem}"
+
+
+def _name_problem(name: str, section: PluginSection, entry: Registered) -> str:
+    if hasattr(section, options_field(entry.plugin.name)):
+        return ""
+    key = plugin_name(entry.plugin.name).replace("-", "_")
+    return f"{name}.{key} is a key of rtk's own; its authors must rename it"
+
+
+def requirement_problems(config: Config, given: Mapping[str, Given], registry: Registry) -> Iterator[str]:
     """Every required distribution must be installed, in a version that will do."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -35,10 +53,18 @@ def requirement_problems(config: Config, given: Mapping[str, Given]) -> Iterator
         try:
             found = version(name)
         except (PackageNotFoundError, ValueError):
-            yield entry.told(f"plugins.require.{name}", f"it is not installed; {install}")
+            yield entry.told(f"plugins.require.{name}", f"it is not installed; {_meant(name, registry) or install}")
         else:
             if not SpecifierSet(wanted).contains(found, prereleases=True):
                 yield entry.told(f"plugins.require.{name}", f"{found} is installed; {install}")
+
+
+def _meant(name: str, registry: Registry) -> str:
+    """The installed package that is probably meant: nobody should install another one that sounds like it."""
+    origins = [*(entry.origin for entry in registry.all()), *(failure.origin for failure in registry.failures)]
+    found = {plugin_name(origin.distribution): origin for origin in origins}
+    near = difflib.get_close_matches(plugin_name(name), found, n=1, cutoff=0.8)
+    return f"did you mean {found[near[0]].distribution!r} ({found[near[0]].version})?" if near else ""
 
 
 def _given(given: Mapping[str, Given], path: str, value: object) -> Given:
@@ -61,8 +87,8 @@ def _choice_problems(
     except PluginError as error:
         yield str(error)
         return
-    if not hasattr(section, options_field(chosen)):
-        yield f"{name}.{chosen} is a key of rtk's own; {entry.origin} must rename its plugin"
+    if problem := _name_problem(name, section, entry):
+        yield f"{entry.label} cannot be used: {problem}"
     if lacking := sorted(entry.plugin.requires & off.keys()):
         what = " and ".join(f"{capability} ({CAPABILITIES[capability]})" for capability in lacking)
         yield (

@@ -4,6 +4,7 @@ A layer is a `Source`: it reads what somebody gave and says from where. Layers a
 has a key wins, and the result is validated once.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -15,15 +16,14 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rtk.config.demands import plugin_problems, requirement_problems
+from rtk.config.demands import plugin_problems, requirement_problems, unusable
 from rtk.config.keys import MASK, Key, KeyTable, as_written
-from rtk.config.models import PLUGIN_SECTIONS, Config, options_field
+from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT, CommandLine, Environment, File, Given, Layer, Source, Values
 from rtk.config.tree import config_model
-from rtk.errors import ConfigError, one_line
-from rtk.plugin.foreign import contained
+from rtk.errors import ConfigError, PluginError
 from rtk.plugin.host import installed
-from rtk.plugin.registry import Registry
+from rtk.plugin.registry import OURS, Registry
 
 log = logging.getLogger(__name__)
 
@@ -90,15 +90,15 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
         (warnings if allow_unknown else problems).extend(layer.unknown)
         problems += layer.problems
         warnings += layer.notices
-    broken = _broken(keys, given, registry)
-    problems += (one.problem for one in broken)
-    given = _without(given, broken)
-    config = _validated(model, keys, given, problems)
+    config, refused = _validated(model, keys, given)
+    problems += (_with_origin(one, registry) for one in refused)
     problems += plugin_problems(config, given, registry)
-    problems += requirement_problems(config, given)
+    problems += requirement_problems(config, given, registry)
+    if config.plugins.strict:
+        problems += (given["plugins.strict"].told("plugins.strict", one) for one in unusable(config, registry))
     if problems:
         raise ConfigError(*problems)
-    warnings += [f"plugin {failure.origin} is not available: {failure.reason}" for failure in registry.failures]
+    warnings += unusable(config, registry)
     for warning in warnings:
         log.warning("%s", warning)
     origin = {key.path: given[key.path].source if key.path in given else DEFAULT for key in keys}
@@ -106,17 +106,16 @@ def resolve(registry: Registry, sources: Sequence[Source], *, allow_unknown: boo
     return LoadedConfig(config, origin, files)
 
 
-def _validated(model: type[Config], keys: KeyTable, given: Mapping[str, Given], problems: list[str]) -> Config:
-    """Validate, adding to `problems`; what is refused is left out, so that the rest can still be looked at."""
-    misfits = _misfits(model, keys, given)
-    problems += (one.problem for one in misfits)
-    left = _without(given, misfits)
+def _validated(model: type[Config], keys: KeyTable, given: Mapping[str, Given]) -> "tuple[Config, list[Refusal]]":
+    """Validate; what is refused is left out, so that the rest can still be looked at."""
+    all_refused = _misfits(model, keys, given)
+    left = _without(given, all_refused)
     while True:
         try:
-            return model.model_validate(_nested({path: one.value for path, one in left.items()}))
+            return model.model_validate(_nested({path: one.value for path, one in left.items()})), all_refused
         except ValidationError as error:
             refused = _refusals(error.errors(), keys, left)
-            problems += (one.problem for one in refused)
+            all_refused += refused
             remaining = _without(left, refused)
             if remaining == left:
                 raise  # what nobody gave is wrong: a bug in a model
@@ -142,6 +141,17 @@ def _refusals(errors: Iterable[ErrorDetails], keys: KeyTable, given: Mapping[str
     return [*first.values()]
 
 
+def _with_origin(one: Refusal, registry: Registry) -> str:
+    """The problem; with an option of a stranger's plugin, whose it is."""
+    match one.path.split("."):
+        case [section, name, *_] if section in PLUGIN_SECTIONS:
+            with contextlib.suppress(PluginError):  # a key of rtk's own
+                origin = registry.get(PLUGIN_SECTIONS[section].kind, name).origin
+                if origin.distribution != OURS and str(origin) not in one.problem:
+                    return f"{one.problem}; options of {origin.distribution} {origin.version}"
+    return one.problem
+
+
 def _without(given: Mapping[str, Given], refused: Iterable[Refusal]) -> dict[str, Given]:
     """What is left of values; of mappings in files, the entries that are left."""
     whole: set[str] = set()
@@ -156,29 +166,6 @@ def _without(given: Mapping[str, Given], refused: Iterable[Refusal]) -> dict[str
         kept = {name: value for name, value in left[path].value.items() if name not in entries[path]}
         left[path] = replace(left[path], value=kept)
     return left
-
-
-def _broken(keys: KeyTable, given: Mapping[str, Given], registry: Registry) -> list[Refusal]:
-    """The options that a plugin's own validators fail at, instead of refusing them."""
-    found: list[Refusal] = []
-    for name, section in PLUGIN_SECTIONS.items():
-        for entry in registry.of_kind(section.kind):
-            path = f"{name}.{options_field(entry.plugin.name).removesuffix('_options')}"
-            own = {key.removeprefix(f"{path}."): one for key, one in given.items() if key.startswith(f"{path}.")}
-            if not own:
-                continue
-            try:
-                entry.plugin.options.model_validate(_nested({key: one.value for key, one in own.items()}))
-            except ValidationError:
-                pass  # is told with all others
-            except BaseException as error:
-                if not contained(error):
-                    raise
-                secret = any(keys.by_path[f"{path}.{key}"].is_secret for key in own)  # which the message may quote
-                reason = type(error).__name__ if secret else one_line(error)
-                told = f"its options cannot be checked: {reason}; tell the authors of {entry.origin}"
-                found.append(_together(path, told, given))
-    return found
 
 
 def _misfits(model: type[Config], keys: KeyTable, given: Mapping[str, Given]) -> list[Refusal]:

@@ -6,9 +6,9 @@ every installed plugin (see `tree`).
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from rtk.errors import ConfigError
 from rtk.model.catalogue import DEFAULT_MODEL
@@ -184,6 +184,12 @@ class CacheConfig(Section):
     )
     pins: PinsConfig = Field(default_factory=PinsConfig, description="pinned prefixes")
 
+    @model_validator(mode="after")
+    def _is_sized_once(self) -> Self:
+        if self.pool_tokens is not None and self.mem_fraction is not None:
+            raise ValueError("pool_tokens and mem_fraction both size the KV pool; set one of them")
+        return self
+
 
 class EvictionConfig(PluginSection):
     """Which cached prefix goes first when the pool is full."""
@@ -283,12 +289,17 @@ class ObserveConfig(PluginSection):
 
 
 class PluginsConfig(Section):
-    """Which packages must be there."""
+    """Which packages must be there, and whether broken ones matter."""
 
     require: dict[PackageName, Annotated[str, AfterValidator(_specifier)]] = Field(
         default_factory=dict,
         description="packages that must be installed, and in which versions: checked at the start",
         json_schema_extra=flag("--require-plugins"),
+    )
+    strict: bool = Field(
+        default=False,
+        description="start only where every installed plugin can be used, also those that nobody chose",
+        json_schema_extra=flag("--strict-plugins"),
     )
 
 

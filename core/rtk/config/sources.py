@@ -87,9 +87,9 @@ class Layer:
         once = (one.old for one in moved() if one.new in self.keys.by_path)
         return path in self.keys.sections or any(old.startswith(f"{path}.") for old in once)
 
-    def section(self, path: str, source: str) -> None:
+    def section(self, path: str, source: str, value: Any) -> None:
         """Somebody gave a value to a section."""
-        self.problems.append(f"{source}: {path}: {self._section_hint(path)}")
+        self.problems.append(f"{source}: {path}: {self._section_hint(path)}{self._plugin_hint(path, value)}")
 
     def _moved(self, path: str, source: str, version: int | None) -> Key | None:
         for one in moved(version):
@@ -104,6 +104,17 @@ class Layer:
 
     def _section_hint(self, path: str) -> str:
         return f"it is a section with the keys {', '.join(self.keys.below(path)) or '(none)'}"
+
+    def _plugin_hint(self, path: str, value: Any) -> str:
+        """Whoever writes a name for a section that chooses a plugin means that plugin."""
+        if path not in PLUGIN_SECTIONS or not isinstance(value, str):
+            return ""
+        section = PLUGIN_SECTIONS[path]
+        try:
+            self._registry.get(section.kind, value)
+        except PluginError as error:
+            return f"; {error}"
+        return f"; write {path}.{section.choice}"
 
     def _hint(self, path: str, is_table: bool) -> str:
         if path in self.keys.sections:
@@ -245,7 +256,7 @@ class _FileReading:
                 if isinstance(value, Mapping):
                     self.read(value, path)
                 elif value is not None:  # YAML's empty section
-                    self._layer.section(spelling(dotted), source)
+                    self._layer.section(spelling(dotted), source, value)
             elif key := self._layer.named(dotted, source, version=self._version, is_table=isinstance(value, Mapping)):
                 self._layer.add(key, self._given(key, path, value, source))
 

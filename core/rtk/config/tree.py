@@ -1,12 +1,14 @@
 """The configuration tree of this installation: the static sections plus one sub-section for every installed plugin."""
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, create_model
 
 from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
-from rtk.plugin.registry import Registry
+from rtk.errors import one_line
+from rtk.plugin.foreign import contained
+from rtk.plugin.registry import INSTEAD, Registered, Registry
 
 
 @functools.lru_cache(maxsize=8)
@@ -27,5 +29,21 @@ def _with_options(section: type[PluginSection], registry: Registry) -> type[Plug
         key = plugin_name(plugin.name).replace("-", "_")
         if key not in section.model_fields:
             field = Field(default_factory=plugin.options, alias=key, description=plugin.summary)
-            options[options_field(plugin.name)] = (plugin.options, field)
+            options[options_field(plugin.name)] = (Annotated[plugin.options, _containing(entry)], field)
     return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **options)
+
+
+def _containing(entry: Registered) -> WrapValidator:
+    """A plugin's own validators may raise anything: its options are refused then, and it is named."""
+
+    def validate(values: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(values)
+        except ValidationError:
+            raise
+        except BaseException as error:
+            if not contained(error):
+                raise
+            raise ValueError(f"{entry.label} fails at these: {one_line(error)}; change them, or {INSTEAD}") from error
+
+    return WrapValidator(validate)

@@ -42,16 +42,11 @@ def pool_size(
     what `max_running` requests of `context_length` tokens can fill. Raises `ConfigError` where the free memory does
     not hold what was asked for, or where the pool is too small for any request.
     """
-    if pool_tokens is not None and mem_fraction is not None:
-        raise ConfigError(
-            f"cache.pool_tokens = {pool_tokens} and cache.mem_fraction = {mem_fraction:g} both size the pool; "
-            "set one of them"
-        )
     if pool_tokens is not None:
         size = _asked_for(pool_tokens, free, bytes_per_slot, page_size)
     else:
-        share = MEM_FRACTION.get(device, MEM_FRACTION["cuda"]) if mem_fraction is None else mem_fraction
-        cap = max_running * ceil_page(context_length, page_size) + 2 * page_size  # a charge counts up to two pages more
+        share = share_of_free(device) if mem_fraction is None else mem_fraction
+        cap = useful_tokens(max_running, context_length, page_size)
         size = _share_of(free, share, bytes_per_slot, page_size, cap)
     least = ceil_page(charge(1, 1, page_size) + 1, page_size)  # a charge stays below the pool
     if size.slots < least:
@@ -60,6 +55,16 @@ def pool_size(
             "free memory, raise cache.mem_fraction or set cache.pool_tokens"
         )
     return size
+
+
+def share_of_free(device: str) -> float:
+    """The share of the free memory that the pool takes on a device of this type where none is set."""
+    return MEM_FRACTION.get(device, MEM_FRACTION["cuda"])
+
+
+def useful_tokens(max_running: int, context_length: int, page_size: int) -> int:
+    """What so many running requests can fill; a charge counts up to two pages more."""
+    return max_running * ceil_page(context_length, page_size) + 2 * page_size
 
 
 def check_tables(free: int, max_running: int, context_length: int) -> None:

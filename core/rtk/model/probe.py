@@ -71,16 +71,20 @@ class Needs(Protocol):
         """Type of K and V; None where it is not known yet."""
 
 
-def check_backend(name: str, declared: Capabilities, needs: Needs, device: torch.device, page_size: int) -> None:
-    """Raises `ConfigError` naming everything that the model, the device or the page size ask of a backend in vain."""
+def check_backend(name: str, declared: Capabilities, needs: Needs | None, device: torch.device, page_size: int) -> None:
+    """Raises `ConfigError` naming everything that the model, the device or the page size ask of a backend in vain.
+
+    `needs` are the model's; None where nothing is known of it yet.
+    """
     conflicts = []
     if device.type not in declared.devices:
         conflicts.append(f"device {device.type} (it runs on {_listed(declared.devices)})")
-    if needs.dtype is not None and needs.dtype not in declared.dtypes:
+    if needs and needs.dtype is not None and needs.dtype not in declared.dtypes:
         conflicts.append(f"dtype {needs.dtype} (it computes {_listed(declared.dtypes)})")
     if declared.page_sizes is not None and page_size not in declared.page_sizes:
-        conflicts.append(f"page size {page_size} (it takes {', '.join(map(str, sorted(declared.page_sizes)))})")
-    if needs.features - declared.features:
+        takes = ", ".join(map(str, sorted(declared.page_sizes)))
+        conflicts.append(f"cache.page_size = {page_size} (it takes {takes})")
+    if needs and needs.features - declared.features:
         conflicts.append(f"the model's {_listed(needs.features - declared.features)}")
     if conflicts:
         raise ConfigError(f"attention backend {name!r} cannot serve {'; '.join(conflicts)}; see 'rtk plugins'")

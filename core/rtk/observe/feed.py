@@ -17,7 +17,7 @@ from rtk.errors import PluginError
 from rtk.observe.wire import REQUEST, STEP, send
 from rtk.plugin.info import Options
 from rtk.plugin.observer import RequestReport, StepReport
-from rtk.plugin.registry import Registered
+from rtk.plugin.registry import INSTEAD, Registered
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,10 @@ class Feed:
             self._process.kill()
             listener.join()
             raise PluginError(
-                f"{self._label} cannot be used: it was not built within {START_S:g} s; mend it, or leave it out"
+                f"{self._label} cannot be used: it was not built within {START_S:g} s; {INSTEAD}"
             ) from None
         if answer != "ready":
-            raise PluginError(answer or f"{self._label} cannot be used: its process ended before it was built")
+            raise PluginError(answer or f"{self._label} cannot be used: its process ended early; {INSTEAD}")
 
     def offer(self, kind: int, report: tuple[Any, ...]) -> None:
         """Queue a report, or drop it. Never waits; a microsecond or two."""

@@ -4,10 +4,7 @@ import contextlib
 import functools
 import importlib.metadata
 import inspect
-import queue
 import re
-import sys
-import threading
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
@@ -17,14 +14,11 @@ from typing import cast
 import pluggy
 
 from rtk.errors import one_line
-from rtk.plugin.foreign import contained, raise_in
+from rtk.plugin.foreign import TooLateError, contained, in_time
 from rtk.plugin.info import API_VERSION, CAPABILITIES, KINDS, Options, Plugin, canonical
 from rtk.plugin.option_models import options_problem
-from rtk.plugin.registry import Failure, Origin, Registered, Registry
+from rtk.plugin.registry import OURS, Failure, Origin, Registered, Registry
 from rtk.plugin.spec import PROJECT, RtkSpec
-
-OURS = "rtk-inference"
-"""The distribution that this module comes with."""
 
 NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 """What a plugin may be called, in the one spelling."""
@@ -39,10 +33,6 @@ class UnusableError(Exception):
     """Why the host cannot work with an entry point, and the next move: a line that stands for itself."""
 
 
-class LeftBehind(BaseException):
-    """Ends a loop at import that nobody waits for any more."""
-
-
 @functools.cache
 def installed() -> Registry:
     """The registry of this process's installed plugins; loaded on first use."""
@@ -53,6 +43,7 @@ def load_from(present: Iterable[Distribution]) -> Registry:
     """The registry of the distributions `present`; of several folders with metadata of one, the first is used.
 
     What a later folder declares besides is a failure that names both: either may be left over from an older install.
+    So is one that lies beside the first: no installation leaves two of them in one place.
     """
     points: list[EntryPoint] = []
     hidden: list[Failure] = []
@@ -65,9 +56,11 @@ def load_from(present: Iterable[Distribution]) -> Registry:
             used = first.setdefault(_name(one) or repr(own), one)
             if used is one:
                 points += own
-            else:
+            elif _place(one) != _place(used):  # the path may name one folder twice
                 known = {(point.name, point.value) for point in used.entry_points if point.group == PROJECT}
-                hidden += [_hidden(point, used) for point in own if (point.name, point.value) not in known]
+                more = [point for point in own if (point.name, point.value) not in known]
+                beside = own[:1] if _place(one).parent == _place(used).parent else []
+                hidden += [_hidden(point, used) for point in more or beside]
     return load(points, hidden)
 
 
@@ -75,13 +68,18 @@ def _name(one: Distribution) -> str:
     return canonical(_metadata(one)[0])
 
 
+def _place(one: Distribution) -> Path:
+    """The folder of metadata, or where it lies if it is no folder."""
+    return Path(str(getattr(one, "_path", None) or one.locate_file(""))).resolve()
+
+
 def _hidden(point: EntryPoint, used: Distribution) -> Failure:
     origin = _origin(point)
-    here, there = (Path(str(one.locate_file(""))).absolute() if one else "?" for one in (point.dist, used))
+    here = _place(point.dist) if point.dist else "?"
     return Failure(
         origin,
         f"the metadata of {origin.distribution} in {here} is hidden by that of version {_metadata(used)[1]} "
-        f"in {there}; remove the one that is stale",
+        f"in {_place(used)}; remove the one that is stale",
     )
 
 
@@ -117,42 +115,15 @@ Described = tuple[list[Plugin], str]
 
 
 def _in_time(point: EntryPoint, origin: Origin) -> Described:
-    """As `_described`, in a thread of its own, which is left behind where it does not end in time.
-
-    A module that such a thread is importing stays locked, so nobody else can import it: it counts as broken.
-    """
-    answers: queue.SimpleQueue[Described] = queue.SimpleQueue()
-
-    def describe() -> None:
-        with contextlib.suppress(LeftBehind):
-            answers.put(_described(point, origin))
-
-    thread = threading.Thread(target=describe, name=f"rtk-load-{point.name}", daemon=True)
-    thread.start()
+    """As `_described`, in a thread of its own, which is left behind where it does not end in time."""
     try:
-        return answers.get(timeout=LIMIT_S)
-    except queue.Empty:
-        _leave(thread, point)
+        describe = functools.partial(_described, point, origin)
+        return in_time(describe, LIMIT_S, name=f"rtk-load-{point.name}", module=point.module)
+    except TooLateError:
         return [], (
             f"its import, or its rtk_plugins() hook, has not ended within {LIMIT_S:g} s; "
             f"move what takes long to the module that its target names, or uninstall {origin.distribution}"
         )
-
-
-def _leave(thread: threading.Thread, point: EntryPoint) -> None:
-    """Stop a loop in the entry point's own code, which would take CPU time from everybody.
-
-    Not while it imports something else: an import that is cut off, of torch say, cannot be made up for. Code that
-    sleeps, or catches everything, goes on until the process ends, and disturbs nobody.
-    """
-    frame = sys._current_frames().get(thread.ident or 0)
-    importing = set()
-    while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            importing.add(str(frame.f_globals.get("__name__")).partition(".")[0])
-        frame = frame.f_back
-    if importing <= {point.module.partition(".")[0]}:
-        raise_in(thread.ident or 0, LeftBehind)
 
 
 def _described(point: EntryPoint, origin: Origin) -> Described:
@@ -164,7 +135,7 @@ def _described(point: EntryPoint, origin: Origin) -> Described:
     except ImportError as error:
         return [], f"{one_line(error)}; install what it imports, or uninstall {origin.distribution}"
     except BaseException as error:
-        if isinstance(error, LeftBehind) or not contained(error):
+        if not contained(error):
             raise
         return [], f"{one_line(error)}; tell its authors, or uninstall {origin.distribution}"
 

@@ -1,15 +1,16 @@
 """What is installed: every described plugin with the distribution it came from, and what failed to load."""
 
 import difflib
+import functools
 import importlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from rtk.errors import PluginError, one_line
-from rtk.plugin.attention import AttentionBackend
+from rtk.plugin.attention import AttentionBackend, Capabilities
 from rtk.plugin.eviction import FACTS, EvictionPolicy
-from rtk.plugin.foreign import contained
+from rtk.plugin.foreign import TooLateError, contained, in_time
 from rtk.plugin.grammar import SPEC_KINDS, GrammarBackend
 from rtk.plugin.info import KINDS, Kind, Options, Plugin, canonical
 from rtk.plugin.observer import Observer
@@ -25,6 +26,14 @@ CONTRACTS: dict[Kind, type] = {
     "observer": Observer,
 }
 """The class that every plugin of a kind derives from."""
+
+OURS = "rtk-inference"
+"""The distribution that this module comes with."""
+MISSING = "install what it imports, or do without it"
+INSTEAD = "tell its authors, or do without it"
+"""What can be done about a plugin that was asked for and cannot be built."""
+BUILD_S = 30.0
+"""How long a plugin may take to be imported and built, where somebody waits for it to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +60,34 @@ class Registered:
         """Kind, name and origin, for messages."""
         return f"{self.plugin.kind} plugin {self.plugin.name!r} of {self.origin}"
 
+    @property
+    def module(self) -> str:
+        """The module of its target."""
+        return self.plugin.target.partition(":")[0]
+
     def build(self, options: Options) -> Any:
         """Import the target and call it with its options. Raises `PluginError` naming plugin and distribution."""
-        module, _, attribute = self.plugin.target.partition(":")
         try:
-            built = getattr(importlib.import_module(module), attribute)(options)
+            target = getattr(importlib.import_module(self.module), self.plugin.target.partition(":")[2])
+            built = target(options)
+            problem = self._problem(built)
         except BaseException as error:
             if not contained(error):
                 raise
-            raise PluginError(f"{self.label} cannot be built: {one_line(error)}") from error
-        if problem := self._problem(built):
-            raise PluginError(f"{self.label} cannot be used: {problem}")
+            move = MISSING if isinstance(error, ImportError) else INSTEAD
+            raise PluginError(f"{self.label} cannot be built: {one_line(error)}; {move}") from error
+        if problem:
+            raise PluginError(f"{self.label} cannot be used: {problem}; {INSTEAD}")
         return built
+
+    def build_in_time(self, options: Options) -> Any:
+        """As `build`, in a thread of its own, which is left behind with a `PluginError` where it does not end."""
+        build = functools.partial(self.build, options)
+        try:
+            return in_time(build, BUILD_S, name=f"rtk-build-{self.plugin.name}", module=self.module)
+        except TooLateError:
+            late = f"it was not built within {BUILD_S:g} s; {INSTEAD}"
+            raise PluginError(f"{self.label} cannot be used: {late}") from None
 
     def _problem(self, built: object) -> str:
         """Why the host cannot work with what the target made; empty if it can."""
@@ -77,11 +102,20 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
+        if isinstance(built, AttentionBackend) and not _is_sound(getattr(built, "capabilities", None)):
+            return f"{self.plugin.target} has no capabilities of sets"
         if isinstance(built, GrammarBackend) and not (
             isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
         ):
             return f"its spec_kinds are {built.spec_kinds!r}; a set of them may have {', '.join(SPEC_KINDS)}"
         return ""
+
+
+def _is_sound(declared: object) -> bool:
+    if not isinstance(declared, Capabilities):
+        return False
+    sets = declared.devices, declared.dtypes, declared.features, declared.page_sizes or frozenset()
+    return all(isinstance(one, Set) for one in sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +126,37 @@ class Failure:
     reason: str
 
 
+def _taken(entry: Registered, owner: Registered) -> Failure:
+    name = f"{entry.plugin.kind} plugin {entry.plugin.name!r}"
+    move = f"its authors must rename it, or uninstall {entry.origin.distribution}"
+    return Failure(entry.origin, f"{name} is that of {owner.origin}; {move}")
+
+
 class Registry:
     """Plugins by kind and name. Filled once by the host, read-only afterwards.
 
     A name that two distributions bring for different plugins is neither's: it counts as a failure, and asking for it is
-    refused, since which of them is meant cannot be guessed. The same plugin brought twice is one plugin.
+    refused, since which of them is meant cannot be guessed. One of rtk's own stays rtk's, since installing a package
+    changes nothing. The same plugin brought twice is one plugin.
     """
 
     def __init__(self, found: Iterable[Registered] = (), failures: Iterable[Failure] = ()) -> None:
         self._found: dict[tuple[str, str], Registered] = {}
         self._disputed: dict[tuple[str, str], Failure] = {}
+        entries: dict[tuple[str, str], list[Registered]] = {}
         for entry in found:
-            self._add((entry.plugin.kind, canonical(entry.plugin.name)), entry)
-        for key in self._disputed:
-            del self._found[key]
-        self.failures = (*failures, *self._disputed.values())
-
-    def _add(self, key: tuple[str, str], entry: Registered) -> None:
-        first = self._found.setdefault(key, entry)
-        if first.plugin != entry.plugin:
-            reason = f"it and {first.origin} both bring {key[0]} plugin {key[1]!r}; uninstall one of them"
-            self._disputed.setdefault(key, Failure(entry.origin, reason))
+            entries.setdefault((entry.plugin.kind, canonical(entry.plugin.name)), []).append(entry)
+        taken: list[Failure] = []
+        for key, rivals in entries.items():
+            first, *others = sorted(rivals, key=lambda one: one.origin.distribution != OURS)
+            others = [one for one in others if one.plugin != first.plugin]
+            if not others or first.origin.distribution == OURS:
+                self._found[key] = first
+                taken += (_taken(one, first) for one in others)
+            else:
+                reason = f"it and {first.origin} both bring {key[0]} plugin {key[1]!r}; uninstall one of them"
+                self._disputed[key] = Failure(others[0].origin, reason)
+        self.failures = (*failures, *taken, *self._disputed.values())
 
     def all(self) -> tuple[Registered, ...]:
         """Every plugin, by kind and then name."""
@@ -132,7 +176,7 @@ class Registry:
         if key in self._disputed:
             raise PluginError(f"{self._disputed[key].origin}: {self._disputed[key].reason}")
         if key not in self._found:
-            raise PluginError(self._broken_one(kind, name) or self._unknown(kind, name))
+            raise PluginError(self._broken_one(name, kind) or self._unknown(kind, name))
         return self._found[key]
 
     def find(self, name: str) -> Registered:
@@ -145,17 +189,22 @@ class Registry:
         kinds: list[Kind] = [of for of in KINDS if {(of, canonical(name))} & {*self._found, *self._disputed}]
         if not kinds:
             everything = [entry.plugin.name for entry in self.all()]
-            raise PluginError(f"unknown plugin {name!r}{self._broken()}{_hint(name, everything)}")
+            unknown = f"unknown plugin {name!r}{self._broken()}{_hint(name, everything)}"
+            raise PluginError(self._broken_one(name, *KINDS) or unknown)
         if len(kinds) > 1:
             raise PluginError(f"{name!r} is a name of several kinds; write {' or '.join(f'{k}:{name}' for k in kinds)}")
         return self.get(kinds[0], name)
 
-    def _broken_one(self, kind: Kind, name: str) -> str:
+    def _broken_one(self, name: str, *kinds: Kind) -> str:
         """What to tell of the entry point that seems to be meant, if one failed; else nothing."""
-        spellings = {canonical(name), f"{kind}-{canonical(name)}", f"rtk-{kind}-{canonical(name)}"}
+        plain = canonical(name)
+        spellings = {plain, *(f"{before}{kind}-{plain}" for kind in kinds for before in ("", "rtk-"))}
+        labels = [f"{kind} plugin {name!r}" for kind in kinds]
         for failure in self.failures:
-            origin, label = failure.origin, f"{kind} plugin {name!r}"
-            if spellings & {canonical(origin.entry_point), canonical(origin.distribution)} or label in failure.reason:
+            origin, reason = failure.origin, canonical(failure.reason)
+            named = {canonical(origin.entry_point), canonical(origin.distribution)}
+            if spellings & named or any(canonical(label) in reason for label in labels):
+                label = labels[0] if len(labels) == 1 else f"plugin {name!r}"
                 return f"{label} of {origin} cannot be used: {failure.reason}"
         return ""
 

@@ -14,6 +14,7 @@ from rtk.schedule.executor import Executor
 
 if TYPE_CHECKING:
     from rtk.model.loader import LoadedModel
+    from rtk.plugin import AttentionBackend
 
 CHUNK_ON_CPU, CHUNK = 2048, 8192
 """Longest piece of a prompt where none is set, in tokens."""
@@ -42,7 +43,32 @@ class Computing:
     """Whether a step is to be launched before the results of the one before are taken in."""
 
 
-def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> Computing:
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The attention backend that configuration chooses, and the torch device that it is to run on."""
+
+    name: str
+    attention: "AttentionBackend"
+    device: str
+
+
+def choose_backend(config: Config, registry: Registry) -> Backend:
+    """Build the attention backend. Raises `RtkError` where it does not run here, or not with pages of that size.
+
+    The page size that is configured is the one that is used, by everybody: a backend cannot change it.
+    """
+    import torch
+
+    from rtk.model.probe import check_backend
+
+    device = usable_device(config)
+    entry = registry.get("attention", config.attention.backend)
+    built = entry.build_in_time(config.attention.options())
+    check_backend(entry.plugin.name, built.capabilities, None, torch.device(device), config.cache.page_size)
+    return Backend(entry.plugin.name, built, device)
+
+
+def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Computing:
     """Load the model, ask it and the attention backend what they need, and allocate the pool.
 
     `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
@@ -57,11 +83,9 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
     from rtk.model.runner import ModelRunner
     from rtk.model.thread_executor import ThreadExecutor
 
-    device, trust = usable_device(config), config.model.trust_remote_code
-    entry = registry.get("attention", config.attention.backend)
-    backend = entry.build(config.attention.options())
+    name, backend, device = chosen.name, chosen.attention, chosen.device
+    trust, page_size = config.model.trust_remote_code, config.cache.page_size
     outline = read_outline(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
-    name, page_size = entry.plugin.name, config.cache.page_size
     check_backend(name, backend.capabilities, outline, torch.device(device), page_size)  # before weights are read
     loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     needs = probe(loaded)
@@ -82,7 +106,7 @@ def load(config: Config, registry: Registry, folder: Path, vocab_size: int) -> C
         vocab_size=known,
         end_tokens=frozenset(loaded.facts.end_tokens),
         generation_config=loaded.facts.generation_config,
-        summary=_summary(folder, loaded, entry.plugin.name, limits, reason),
+        summary=_summary(folder, loaded, name, limits, reason),
         overlap=overlap,
     )
 

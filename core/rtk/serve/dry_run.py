@@ -7,15 +7,16 @@ from rtk.config.load import LoadedConfig
 from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
-from rtk.serve.computing import chunk_tokens, context_length, overlaps, usable_device
+from rtk.schedule.budget import ceil_page
+from rtk.serve.computing import choose_backend, chunk_tokens, context_length, overlaps
 from rtk.serve.runtime import build_policies, start_observers
 
 
 def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
     """Lines that say what would run. Fetches nothing and takes no port.
 
-    How many tokens the KV pool holds, and whether the model's attention is one that the backend computes, shows only
-    with the weights. Raises `RtkError` where the start would fail before them.
+    How many tokens the free memory holds, and whether the backend computes the model's attention, shows only with the
+    weights. Raises `RtkError` where the start would fail before them.
     """
     config = loaded.config
     build_policies(config)
@@ -37,16 +38,15 @@ def _model(config: Config, registry: Registry) -> Iterator[str]:
     from rtk.serve.tokenizer import Tokenizer
 
     model = config.model
-    entry = registry.get("attention", config.attention.backend)
-    backend = entry.build(config.attention.options())
-    device = usable_device(config)
+    backend = choose_backend(config, registry)
+    device = backend.device
     folder = find_model(model.path, cache_dir=model.cache_dir)
     if folder is None:
         yield f"model: {model.path}, to be fetched; device {device}"
         return
     Tokenizer.load(folder)
     outline = read_outline(folder, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
-    check_backend(entry.plugin.name, backend.capabilities, outline, torch.device(device), config.cache.page_size)
+    check_backend(backend.name, backend.attention.capabilities, outline, torch.device(device), config.cache.page_size)
     longest = context_length(config, outline.context_length)
     yield f"model: {folder}: {outline.kind}, {outline.dtype or 'type of its weights'} on {device}"
     kind = torch.device(device).type
@@ -54,6 +54,18 @@ def _model(config: Config, registry: Registry) -> Iterator[str]:
     cut = "prompts are not cut" if piece is None else f"prompts in pieces of {piece:,} tokens"
     steps = "overlapping steps" if overlaps(config, kind) else "steps one after the other"
     yield f"sizes: up to {config.schedule.max_running} requests of {longest:,} tokens, {cut}, {steps}"
+    yield _pool(config, kind, longest)
+
+
+def _pool(config: Config, kind: str, longest: int) -> str:
+    from rtk.model.memory import share_of_free, useful_tokens
+
+    cache, page = config.cache, config.cache.page_size
+    if cache.pool_tokens is not None:
+        return f"KV pool: {ceil_page(cache.pool_tokens, page):,} tokens in pages of {page:,}"
+    share = share_of_free(kind) if cache.mem_fraction is None else cache.mem_fraction
+    most = useful_tokens(config.schedule.max_running, longest, page)
+    return f"KV pool: up to {most:,} tokens in pages of {page:,}, from {share:g} of what is free beside the weights"
 
 
 def _plugins(config: Config, registry: Registry) -> Iterator[str]:

@@ -39,6 +39,7 @@ class Runtime:
     def __init__(
         self,
         config: Config,
+        policies: Policies,
         computing: Computing,
         tokenizer: Tokenizer,
         after_step: AfterStep | None = None,
@@ -46,7 +47,6 @@ class Runtime:
     ) -> None:
         """Starts the scheduler's thread. `feeds`: the observers, which end with the engine."""
         self.config = config
-        policies = build_policies(config)
         facts = ModelFacts(
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=computing.vocab_size,
@@ -79,18 +79,21 @@ class Runtime:
 def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | None = None) -> Runtime:
     """Find the model (fetching it where it is missing), load it, and start serving requests in this process.
 
+    Plugins come first: what is wrong with them shows before a model is looked for.
+
     `after_step` runs in the scheduler's thread. Raises `RtkError` where something is missing or does not fit.
     """
     from rtk.model.store import resolve_model
-    from rtk.serve.computing import load
+    from rtk.serve.computing import choose_backend, load
 
-    feeds = start_observers(config)  # the quickest to fail
+    feeds = start_observers(config)
     try:
+        policies, backend = build_policies(config), choose_backend(config, installed())
         with fetching() as progress:
             folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
         tokenizer = Tokenizer.load(folder)
-        computing = load(config, installed(), folder, tokenizer.size)
-        runtime = Runtime(config, computing, tokenizer, after_step, feeds)
+        computing = load(config, backend, folder, tokenizer.size)
+        runtime = Runtime(config, policies, computing, tokenizer, after_step, feeds)
     except BaseException:
         feeds.close()
         raise
@@ -109,11 +112,11 @@ def build_policies(config: Config) -> Policies:
     registry = installed()
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
-    evicts = eviction.build(config.eviction.options())
+    evicts = eviction.build_in_time(config.eviction.options())
     return Policies(
         eviction=evicts,
         eviction_name=eviction.plugin.name,
-        schedule=schedule.build(config.schedule.options()),
+        schedule=schedule.build_in_time(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         schedule_requires=schedule.plugin.requires,
         read_priority="priority" in evicts.facts | schedule.plugin.requires | {config.schedule.retraction},

@@ -1,11 +1,16 @@
 """Looks plugins over: each is imported, built with its default options, and put to the quick part of its suite."""
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from rtk.errors import PluginError, one_line
-from rtk.plugin.foreign import contained
+from rtk.plugin.foreign import TooLateError, contained, in_time
 from rtk.plugin.registry import Registered
 from rtk.plugin.testing import Check, NotApplicable, Subject, suite
+
+LIMIT_S = 60.0
+"""How long one plugin may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +25,48 @@ class Finding:
     """Each check that failed, and how, in one line; or why the plugin cannot be built."""
 
 
+@dataclass(slots=True)
+class _Notes:
+    """What one examination has come to so far."""
+
+    doing: str = "building it"
+    passed: int = 0
+    skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
 def examine(entry: Registered) -> Finding:
-    """Build a plugin and run its quick checks. Raises nothing that the plugin raises."""
+    """Build a plugin and run its quick checks. Raises nothing that the plugin raises.
+
+    In a thread of its own, which is left behind where it does not end in time.
+    """
+    notes = _Notes()
+    checks = [check for check in suite(entry.plugin.kind) if check.quick]
+    look = functools.partial(_look, entry, checks, notes)
+    try:
+        in_time(look, LIMIT_S, name=f"rtk-doctor-{entry.plugin.name}", module=entry.module)
+    except TooLateError:
+        late = f"{notes.doing}: has not ended within the {LIMIT_S:g} s that a plugin may take"
+        return Finding(entry, notes.passed, notes.skipped, (*notes.problems, late))
+    return Finding(entry, notes.passed, notes.skipped, tuple(notes.problems))
+
+
+def _look(entry: Registered, checks: Sequence[Check], notes: _Notes) -> None:
     subject = Subject.of(entry)
     try:
         subject()
     except PluginError as error:
-        return Finding(entry, 0, 0, (str(error),))
-    results = [_result(check, subject) for check in suite(entry.plugin.kind) if check.quick]
-    problems = tuple(result for result in results if result)
-    return Finding(entry, results.count(""), results.count(None), problems)
+        notes.problems.append(str(error))
+        return
+    for check in checks:
+        notes.doing = check.name
+        match _result(check, subject):
+            case None:
+                notes.skipped += 1
+            case "":
+                notes.passed += 1
+            case problem:
+                notes.problems.append(problem)
 
 
 def _result(check: Check, subject: Subject) -> str | None:
