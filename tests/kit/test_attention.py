@@ -260,7 +260,14 @@ class ChangesTheSlots(Plain):
         return batch
 
 
+class KnowsOnePageSize(ScalesByItself):
+    """What is not about pages is asked of it all the same."""
+
+    capabilities = replace(Plain.capabilities, page_sizes=frozenset({64}))
+
+
 FAULTY = [
+    (KnowsOnePageSize, "equals the oracle: scaling of its own"),
     (OwnsSlots, "equals the oracle: a shared prefix, page 64"),
     (CountsNonzero, "equals the oracle: page 1"),
     (ChangesTheBatch, "equals the oracle: page 1"),
