@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find the plugins before anything is collected: one that is not there ends the run."""
     if names := config.getoption(OPTION):
-        config.pluginmanager.register(_Suites([_found(name) for name in names]), "rtk suites")
+        config.pluginmanager.register(_Suites(list(dict.fromkeys(map(_found, names)))), "rtk suites")
 
 
 def _found(name: str) -> tuple[Registered, tuple[Check, ...]]:

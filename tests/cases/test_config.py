@@ -92,7 +92,8 @@ def test_g15_yaml_turns_nothing_into_another_type(text: str):
     assert line == f"error: c.yaml:3: cache.page_size = {shown}: must be an integer from 1 to 2147483647"
     code, (line,) = show(file=f"\n{text}: 5\n")
     assert code == 1
-    assert line == f"error: c.yaml:2: unknown key {text!r}; see 'rtk config show'"
+    key = text.partition(":")[0] + "…" if ":" in text else text  # what follows may be a secret's
+    assert line == f"error: c.yaml:2: unknown key {key!r}; see 'rtk config show'"
     if text != "1e3":
         assert f"model.served_name = {text}  # c.yaml:1" in show(file=f"model: {{served_name: {text}}}\n")[1]
 

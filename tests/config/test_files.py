@@ -389,9 +389,9 @@ def test_a_secret_that_became_part_of_a_key_is_not_shown(write: Write, text: str
 def test_options_that_a_plugin_cannot_check_are_told_with_the_plugin(write: Write) -> None:
     file = write("[eviction.fast-lru]\nlow = 1\ntoken = 's3cret-2'\n[cache]\npage_size = 0\n")
     assert problems(file, registry=with_knobs()) == [
-        "rtk.toml:2: eviction.fast_lru: its options cannot be checked: KeyError; "
-        "tell the authors of rtk-extra 2.0 (entry point 'e') (rtk.toml:2, rtk.toml:3)",
         "rtk.toml:5: cache.page_size = 0: must be an integer from 1 to 2147483647",
+        "rtk.toml:2: eviction.fast_lru: eviction plugin 'fast-lru' of rtk-extra 2.0 (entry point 'e') fails at these: "
+        "KeyError; change them, or tell its authors, or do without it (rtk.toml:2, rtk.toml:3)",
     ]
 
 

@@ -224,7 +224,54 @@ class ForgetsTheLastPage(Plain):
         return super().row(q, k[:-1], v[:-1], call) if drop else super().row(q, k, v, call)
 
 
+class OwnsSlots(Plain):
+    """Takes a slot for one row's, though rows may begin with the same cached prefix."""
+
+    def forward(self, q, kv, call, plan):
+        owner = torch.full((len(kv["k"]),), -1)
+        for row in range(len(plan.q_lens)):
+            owner[super().slots(plan, row)] = row
+        self.owner = owner
+        return super().forward(q, kv, call, plan)
+
+    def slots(self, batch, row):
+        slots = super().slots(batch, row)
+        return slots[self.owner[slots] == row]
+
+
+class CountsNonzero(Plain):
+    """Takes the table for empty beyond the end of a row."""
+
+    def slots(self, batch, row):
+        slots = batch.req_to_token[int(batch.req_rows[row])]
+        return slots[slots != 0].long()
+
+
+class ChangesTheBatch(Plain):
+    def plan(self, batch, workspace):
+        self.kv_lens = batch.kv_lens.copy()
+        batch.kv_lens[:] -= batch.q_lens
+        return replace(batch, kv_lens=self.kv_lens)
+
+
+class ChangesTheSlots(Plain):
+    def plan(self, batch, workspace):
+        batch.slots.zero_()
+        return batch
+
+
+class KnowsOnePageSize(ScalesByItself):
+    """What is not about pages is asked of it all the same."""
+
+    capabilities = replace(Plain.capabilities, page_sizes=frozenset({64}))
+
+
 FAULTY = [
+    (KnowsOnePageSize, "equals the oracle: scaling of its own"),
+    (OwnsSlots, "equals the oracle: a shared prefix, page 64"),
+    (CountsNonzero, "equals the oracle: page 1"),
+    (ChangesTheBatch, "equals the oracle: page 1"),
+    (ChangesTheSlots, "equals the oracle: page 1"),
     (OneKeyShort, "equals the oracle: page 1"),
     (IgnoresTheWindow, "equals the oracle: window"),
     (WindowOffByOne, "equals the oracle: window"),

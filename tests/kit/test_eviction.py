@@ -149,9 +149,37 @@ class KnowsTheFirstHundred(Lru):
         return (node.last_use,)
 
 
+class ListensLater(Lru):
+    async def on_hit(self, node):
+        pass
+
+
+class TakesNoKey(Lru):
+    def on_evict(self, node):
+        pass
+
+
+class GrowsWhenAsked(Lru):
+    """A memory, and a key that counts its calls."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def on_hit(self, node):
+        pass
+
+    def key(self, node):
+        self.asked += 1
+        return (self.asked,)
+
+
 @pytest.mark.parametrize(
     ("policy", "check"),
     [
+        (ListensLater, "keys are stable"),
+        (TakesNoKey, "no fault while serving"),
+        (GrowsWhenAsked, "keys are stable"),
+        (GrowsWhenAsked, "no fault while serving"),
         (ReadsAClock, "keys are stable"),
         (ReadsTheDate, "keys are stable"),
         (RollsDice, "keys are stable"),
@@ -173,5 +201,6 @@ class KnowsTheFirstHundred(Lru):
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_planted_faults_are_caught(policy, check):
     assert_caught("eviction", policy, check)

@@ -251,7 +251,28 @@ def compiles_once(self, spec, vocabulary):
     return kept[spec]
 
 
+def keeps_what_was_compiled(self, spec, vocabulary):
+    """By the spec alone: for another tokenizer it is wrong."""
+    kept = self.__dict__.setdefault("kept", {})
+    if spec not in kept:
+        kept[spec] = Choices.compile(self, spec, vocabulary)
+    return kept[spec].fork()
+
+
+def knows_one_end(self, token, left):
+    ends = self.vocabulary.ends
+    return toy.fits(self, token, left) and (token not in ends or token == min(ends))
+
+
+def knows_one_id_for_the_same_bytes(self, token, left):
+    first = self.vocabulary.tokens.index(self.vocabulary.tokens[token])
+    return toy.fits(self, token, left) and (token in self.vocabulary.ends or token == first)
+
+
 FAULTS = [
+    (backend, {"compile": keeps_what_was_compiled}, "every vocabulary is its own"),
+    (matcher, {"fits": knows_one_end}, "every vocabulary is its own"),
+    (matcher, {"fits": knows_one_id_for_the_same_bytes}, "every vocabulary is its own"),
     (matcher, {"allowed": forbids_the_only_token}, "what is allowed can be said"),
     (matcher, {"allowed": forgets_long_tokens}, "masks are exact"),
     (matcher, {"allowed": allows_a_token_that_leads_astray}, "masks are exact"),

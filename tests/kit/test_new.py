@@ -65,12 +65,27 @@ def test_what_is_written_is_tidy(tmp_path, kind):
     assert "$" not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
 
 
+RULE = "write letters from a to z and digits, a letter first, with single dashes between words"
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
         ("evict", "calm", "unknown kind 'evict'; kinds: eviction, schedule, attention, grammar, storage, observer"),
-        ("eviction", "-x", "'-x' is no name of a plugin; write letters and digits, with single dashes between words"),
-        ("eviction", "a b", "'a b' is no name of a plugin; write letters and digits, with single dashes between words"),
+        ("eviction", "-x", f"'-x' is no name of a plugin; {RULE}"),
+        ("eviction", "a b", f"'a b' is no name of a plugin; {RULE}"),
+        ("eviction", "2nd", f"'2nd' is no name of a plugin; {RULE}"),
+        ("eviction", "é", f"'é' is no name of a plugin; {RULE}"),
+        (
+            "schedule",
+            "max-queue",
+            "schedule.max-queue is a key of rtk's own, so no plugin can be called so; choose another name",
+        ),
+        (
+            "observer",
+            "plugins",
+            "observe.plugins is a key of rtk's own, so no plugin can be called so; choose another name",
+        ),
         (
             "eviction",
             "LRU",
@@ -83,6 +98,15 @@ def test_a_name_that_cannot_be_had(tmp_path: Path, kind, name, message):
         write_package(kind, name, tmp_path)
     assert str(caught.value) == message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "into"), [("x" * 300, "."), ("calm", "a-file"), ("calm", "a-file/below")])
+def test_what_cannot_be_written(tmp_path: Path, name, into):
+    (tmp_path / "a-file").touch()
+    with pytest.raises(
+        PluginError, match=r"cannot be written: .*Error: .*; choose another name or --into another folder"
+    ):
+        write_package("eviction", name, tmp_path / into)
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path):

@@ -131,9 +131,21 @@ def test_a_thread_that_is_left_is_caught():
     assert_caught("observer", lambda: LeavesAThread(Options()), "its process can end")
 
 
+class ListensLater(Keeps):
+    async def on_request(self, report):
+        super().on_request(report)
+
+
+class Yields(Keeps):
+    def on_step(self, report):
+        yield report
+
+
 @pytest.mark.parametrize(
     ("observer", "check"),
     [
+        (ListensLater, "every report is taken"),
+        (Yields, "every report is taken"),
         (MisspellsTheMethod, "it listens"),
         (DividesByTheOutput, "every report is taken"),
         (WantsAFirstToken, "every report is taken"),
@@ -148,5 +160,6 @@ def test_a_thread_that_is_left_is_caught():
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_planted_faults_are_caught(observer, check):
     assert_caught("observer", lambda: observer(Options()), check)

@@ -31,7 +31,8 @@ def test_the_suite_runs_beside_other_tests(workshop, tmp_path):
 
 
 def test_a_part_of_a_suite_can_be_chosen(workshop, tmp_path):
-    two = ["--rtk-plugin", "slru", "--rtk-plugin", "schedule:priority"]
+    """Who is named twice, as on the line and in the options of a package, is tested once."""
+    two = ["--rtk-plugin", "slru", "--rtk-plugin", "schedule:priority", "--rtk-plugin", "eviction:slru"]
     assert "2 passed" in workshop.pytest(*two, "-k", "stable or required", cwd=tmp_path)
 
 

@@ -112,9 +112,23 @@ class TiresOfLongQueues(Fcfs):
         return [view.id for view in views if view.max_new_tokens < 2_000_000]
 
 
+class ForgetsTheOutput(SchedulePolicy):
+    """Of a retracted request more may be cached than its prompt."""
+
+    def rank(self, columns, ctx):
+        return (np.sqrt(columns.prompt_len - columns.matched_len),)
+
+
+class ListensLater(Fcfs):
+    async def on_progress(self, deltas):
+        pass
+
+
 @pytest.mark.parametrize(
     ("policy", "check"),
     [
+        (ForgetsTheOutput, "any queue is ordered"),
+        (ListensLater, "questions are answered"),
         (DropsARequest, "orders are permutations"),
         (RepeatsARequest, "orders are permutations"),
         (AnswersNan, "orders are permutations"),

@@ -85,6 +85,16 @@ def test_an_observer_that_cannot_be_built_refuses_the_start(module, name):
     assert str(caught.value).startswith(f"{LABEL} {problem}")
 
 
+def test_options_that_cannot_be_sent_refuse_the_start():
+    class Local(Options):
+        pass
+
+    with pytest.raises(PluginError) as caught:
+        Feeds([(TOY, Local())])
+    assert str(caught.value).startswith(f"{LABEL} cannot be used: its options cannot be sent to its process: ")
+    assert str(caught.value).endswith("; define them at the top of a module, and of values that can be pickled")
+
+
 def test_where_one_cannot_be_built_none_is_left(module, tmp_path):
     body, _ = BROKEN["raises"]
     with pytest.raises(PluginError):
@@ -119,6 +129,43 @@ def test_one_that_hangs_costs_reports_only_and_ends_with_the_engine(module, monk
     assert child.returncode is not None
 
 
+def test_who_is_ended_is_ended_with_what_it_has_started(module, monkeypatch, tmp_path):
+    """Its child has the pipe too: the engine would wait for ever to be rid of its last reports."""
+    monkeypatch.setattr(feed_module, "END_S", 0.05)
+    forked = tmp_path / "forked"
+    body = f"""
+    def __init__(self, options): pass
+    def on_step(self, report):
+        if os.fork(): open({str(forked)!r}, "w").close()
+        while True: time.sleep(100)"""
+    feeds = Feeds([module(body, "forks")])
+    writer = feeds._feeds[0]._writer
+    while not (forked.exists() and feeds.report()["toy"]["dropped"] > feed_module.LIMIT):  # the pipe is full
+        feeds.on_step(STEP_1)
+    feeds.close()
+    writer.join(30)
+    assert not writer.is_alive()
+
+
+def test_one_that_has_started_another_and_is_never_built_refuses_the_start(module, monkeypatch):
+    monkeypatch.setattr(feed_module, "START_S", 1.0)
+    body = "    def __init__(self, options):\n        os.fork()\n        time.sleep(100)"
+    with pytest.raises(PluginError, match=r"it was not built within 1 s"):
+        Feeds([module(body, "forks_first")])
+
+
+def test_what_an_observer_reads_is_no_report(module, tmp_path):
+    body = f"""
+    def __init__(self, options): pass
+    def on_request(self, report):
+        with open({str(tmp_path / "read")!r}, "a") as out: out.write(repr((report.rid, sys.stdin.read())))"""
+    feeds = Feeds([module(body, "reads")])
+    feeds.on_request(REQUEST_1)
+    feeds.on_request(REQUEST_1)
+    feeds.close()
+    assert (tmp_path / "read").read_text() == "('é', '')" * 2
+
+
 def test_one_that_dies_costs_reports_only(module, caplog):
     body = "    def __init__(self, options): pass\n    def on_step(self, report): os._exit(5)"
     feeds = Feeds([module(body, "dies_later")])
@@ -133,44 +180,48 @@ def test_one_that_dies_costs_reports_only(module, caplog):
 
 
 class Fails(Observer):
-    def __init__(self):
+    def __init__(self, error):
         self.seen = []
+        self.error = error
 
     def on_step(self, report):
         self.seen.append(report)
-        raise ValueError("wrong")
+        raise self.error
 
     def close(self):
         self.seen.append("closed")
 
 
-def test_what_an_observer_raises_is_told_once_and_it_gets_the_rest():
-    told, observer, inbox = [], Fails(), queue.Queue()
+@pytest.mark.parametrize(
+    ("error", "said"), [(ValueError("wrong"), "ValueError: wrong"), (SystemExit(3), "SystemExit: 3")]
+)
+def test_what_an_observer_raises_is_told_once_and_it_gets_the_rest(error, said):
+    told, observer, inbox = [], Fails(error), queue.Queue()
     for item in ((STEP, list(STEP_1)), (REQUEST, list(REQUEST_1)), (STEP, list(STEP_1)), None):
         inbox.put(item)
     process.tell(observer, inbox, told.append)
     assert observer.seen == [STEP_1, STEP_1, "closed"]
-    assert told == ["on_step() failed: ValueError: wrong; the next report comes all the same"]
+    assert told == [f"on_step() failed: {said}; the next report comes all the same"]
 
 
-@pytest.mark.parametrize("room", [1, 2, 3])
-def test_the_process_of_an_observer_that_hangs_ends_when_the_engine_is_gone(monkeypatch, room):
-    """Its reader is what notices: nobody takes what it reads, or it has read everything."""
-    monkeypatch.setattr(process, "PATIENCE_S", 0.001)
-    monkeypatch.setattr(process, "LAST_S", 0.001)
-    gone = []
+def test_the_process_of_an_observer_that_goes_on_ends_when_the_engine_is_gone(monkeypatch):
+    parents, slept, gone = [7, 7, 1], [], []
+    monkeypatch.setattr(process.os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(process.time, "sleep", slept.append)
+    monkeypatch.setattr(process.os, "_exit", gone.append)
+    process.outlive(7)
+    assert (parents, slept, gone) == ([], [process.PATIENCE_S, process.PATIENCE_S, process.LAST_S], [1])
 
-    def exits(code):
-        gone.append(code)
-        raise SystemExit
 
-    monkeypatch.setattr(process.os, "_exit", exits)
-    source = BytesIO()
-    send(source, msgspec.msgpack.encode([(STEP, STEP_1), (STEP, STEP_1)]))
+def test_a_reader_that_fails_says_that_there_is_no_more():
+    """The observer may have closed what is not its own, or left no memory to read with."""
+    source, reports = BytesIO(), queue.Queue()
+    send(source, msgspec.msgpack.encode([(STEP, STEP_1)]))
+    send(source, b"no MessagePack \xc1")
     source.seek(0)
-    with pytest.raises(SystemExit):
-        process.read(source, queue.Queue(room), engine=-1)
-    assert gone == [1]
+    with pytest.raises(msgspec.DecodeError):
+        process.read(source, reports)
+    assert [reports.get_nowait(), reports.get_nowait()] == [[STEP, list(STEP_1)], None]
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 9])

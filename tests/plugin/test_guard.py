@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rtk.plugin import Columns, EvictionPolicy, NodeView, SchedulePolicy
-from rtk.plugin.guard import GuardedEviction, GuardedSchedule, Health
+from rtk.plugin.guard import FALLBACK_LIMIT, GuardedEviction, GuardedSchedule, Health
 from rtk.plugin.testing.harness import Harness
 from rtk.plugin.testing.schedule import context, random_columns
 
@@ -127,6 +127,7 @@ NONSENSE_RANKS = {
     "strings": lambda c: (np.full(len(c), "a"),),
     "a hidden NaN": lambda c: (np.ma.array(np.full(len(c), np.nan), mask=True),),
     "a tensor": lambda c: (NotAnArray(len(c)),),
+    "more than fits": lambda c: (np.broadcast_to(1.0, 10**15),),
     "exits": lambda c: sys.exit(3),
     "ends": lambda c: raises(GeneratorExit()),
     "raises what has no text": lambda c: raises(MuteError()),
@@ -395,6 +396,28 @@ def test_a_fault_is_one_line(error, line, caplog):
     assert caplog.messages == [f"schedule plugin 'odd': rank() failed: {line}; the host uses order of arrival instead"]
 
 
+def test_a_text_that_raises_what_may_come_from_outside(caplog):
+    class InterruptingError(Exception):
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    health, columns = Health(), random_columns(3, seed=1)
+    guarded = GuardedSchedule(Ranks(lambda columns: raises(InterruptingError())), "odd", health)
+    with pytest.raises(KeyboardInterrupt):
+        guarded.order(columns, context())
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(guarded.order, columns, context()).result().tolist() == [0, 1, 2]
+    (line,) = caplog.messages
+    assert "rank() failed: what it raised cannot be read; the host uses order of arrival" in line
+
+
+def test_a_wrong_array_is_told_by_its_size_and_not_copied(caplog):
+    GuardedSchedule(Ranks(NONSENSE_RANKS["more than fits"]), "odd", Health()).order(
+        random_columns(2, seed=1), context()
+    )
+    assert "answered an array of float64 and shape (1000000000000000,) for 2 requests" in caplog.text
+
+
 def test_the_first_fault_is_logged_and_the_rest_are_counted(caplog):
     health = Health()
     for _ in range(3):
@@ -478,6 +501,34 @@ def test_a_nonsense_preemption_preempts_nobody(answer):
     assert health.faults == {"schedule plugin 'odd'": 1}
 
 
+class Lacks(Asked):
+    @property
+    def on_progress(self):
+        raise AttributeError("no such method")
+
+    chunk_reserve = retract_key = preempts = prefer_decode = on_progress
+
+
+@pytest.mark.parametrize("method", ["on_progress", "chunk_reserve", "retract_key", "preempts", "prefer_decode"])
+def test_a_method_that_cannot_be_had_is_a_fault(method):
+    health, columns = Health(), random_columns(1, seed=1)
+    guarded, view = GuardedSchedule(Lacks(None), "odd", health), columns.views()[0]
+    args = {"chunk_reserve": (columns, context()), "preempts": (view, view), "prefer_decode": (context(),)}
+    assert not getattr(guarded, method)(*args.get(method, (view,)))
+    assert health.faults == {"schedule plugin 'odd'": 1}
+
+
+def test_what_a_policy_makes_of_its_context_does_not_reach_the_host():
+    class Writes(Asked):
+        def prefer_decode(self, ctx):
+            object.__setattr__(ctx, "prefilled_total", None)
+            return True
+
+    ctx = context()
+    assert GuardedSchedule(Writes(None), "odd", Health()).prefer_decode(ctx)
+    assert ctx.prefilled_total == 100_000
+
+
 def test_who_cannot_listen_is_told_all_the_same(caplog):
     health = Health()
     guarded = GuardedSchedule(Listens(lambda: 1 / 0), "odd", health)
@@ -494,6 +545,12 @@ def test_nonsense_about_falling_back_is_no_note(said):
     lines = GuardedSchedule(Asked(None), "odd", health).fallbacks(ctx)
     assert lines == (list("abc") if said == "abc" else [])
     assert health.degraded == (said != "abc")
+
+
+def test_a_policy_may_say_a_few_lines():
+    ctx = context()
+    object.__setattr__(ctx, "fallbacks", itertools.repeat("again"))  # `list` would never come back
+    assert GuardedSchedule(Asked(None), "odd", Health()).fallbacks(ctx) == ["again"] * FALLBACK_LIMIT
 
 
 @pytest.mark.parametrize(("length", "used"), [(1, 1), (64, 64), (0, 32), (-1, 32), ("9", 32), (True, 32), (None, 32)])

@@ -1,6 +1,7 @@
 """Whatever an eviction policy raises or answers, serving goes on, by least recently used, with its books right."""
 
 import functools
+import itertools
 import threading
 
 import numpy as np
@@ -149,6 +150,24 @@ def test_keys_that_numpy_could_not_compare():
     assert harness.stat("evicted_tokens") > 0
     (kept,) = GuardedEviction(Policy(key=lambda node: (np.float64(1.5),)), "fine", Health()).key(VIEW)
     assert type(kept) is float
+
+
+def test_a_key_that_grows_each_time_it_is_asked_gives_the_policy_up(caplog):
+    """As one that reads a clock does. Nobody would ever be first."""
+    asked = itertools.count()
+
+    def key(node):
+        if next(asked) > 1000:
+            pytest.fail("it is asked for ever")
+        return (next(asked),)
+
+    harness = Harness(pool_tokens=16, eviction=Policy(key=key, on_hit=lambda node: None))
+    for i in range(8):
+        harness.add(f"r{i}", [10 * i + j for j in range(4)], max_new_tokens=2)
+        harness.run()
+    assert {rid: len(tokens) for rid, tokens in harness.tokens.items()} == dict.fromkeys(harness.finished, 2)
+    assert (len(harness.finished), harness.stat("plugin_faults")) == (8, 1)
+    assert "key() answers more each time it is asked; the host uses least recently used instead" in caplog.text
 
 
 def test_who_was_given_up_is_told_nothing_more():

@@ -68,7 +68,10 @@ UNUSABLE = {
         "is built for plugin API 99, this rtk has 1; install another version of it, or of rtk-inference",
     ),
     "kind": ("kind='storage2'", "is of unknown kind 'storage2'; kinds: eviction, schedule, attention"),
-    "name": ("name='fast lru'", "must be named in letters and digits, with single dashes between words"),
+    "name": (
+        "name='fast lru'",
+        "must be named in letters from a to z and digits, a letter first, with single dashes between words",
+    ),
     "no summary": ("summary=None", "has summary None; write one line of text"),
     "long summary": (r"summary='a\nb\x1b[31m'", r"has summary 'a\nb\x1b[31m'; write one line of text"),
     "target": ("target='fast.Fast'", "has target 'fast.Fast'; write 'module:object'"),

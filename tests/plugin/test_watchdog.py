@@ -103,6 +103,26 @@ def test_a_call_is_interrupted_once(kind):
     assert len(caught) == 1
 
 
+@KINDS
+def test_an_exception_whose_text_never_ends_is_interrupted_too(kind, caplog):
+    asked = Asked(kind)
+
+    class EndlessError(Exception):
+        def __str__(self):
+            strike(asked.watchdog)
+            turns()
+
+    def act():
+        raise EndlessError
+
+    asked.policy.act = act
+    with asked.watchdog.watching():
+        assert asked() == "host"
+        asked.check_clear()
+    assert asked.given_up
+    assert "did not return within 5 s" in caplog.text
+
+
 class Everything(SchedulePolicy):
     """Every method of the contract; the one named `endless` loops."""
 

@@ -42,7 +42,11 @@ class EvictionHeap:
         self.valid -= 1
 
     def pop(self) -> tuple[Node, tuple[Any, ...]] | None:
-        """Take out the unlocked leaf that goes first, with its key; None if there is none. O(log n) amortised."""
+        """Take out the unlocked leaf that goes first, with its key; None if there is none. O(log n) amortised.
+
+        A key that grows each time it is asked for, though nothing happened, is a fault: nobody would go first.
+        """
+        first = next(self._numbers)  # entries from here on are made in this call
         while self._heap:
             key, _, number, node = self._heap[0]
             if node.entry != number:
@@ -54,7 +58,11 @@ class EvictionHeap:
                     self._rebuild()
                     continue
                 if current > key:
-                    self._enter(node, current)
+                    if number > first:
+                        self._policy.fault("key() answers more each time it is asked")
+                        self._rebuild()
+                    else:
+                        self._enter(node, current)
                     continue
             heappop(self._heap)
             self.void(node)

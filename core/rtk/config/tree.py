@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, create_model
 
+from rtk.config.keys import walk
 from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
 from rtk.errors import one_line
 from rtk.plugin.foreign import contained
@@ -44,6 +45,8 @@ def _containing(entry: Registered) -> WrapValidator:
         except BaseException as error:
             if not contained(error):
                 raise
-            raise ValueError(f"{entry.label} fails at these: {one_line(error)}; change them, or {INSTEAD}") from error
+            secret = any(key.is_secret for key in walk(entry.plugin.options))  # which the message may quote
+            reason = type(error).__name__ if secret else one_line(error)
+            raise ValueError(f"{entry.label} fails at these: {reason}; change them, or {INSTEAD}") from error
 
     return WrapValidator(validate)

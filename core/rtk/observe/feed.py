@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rtk.errors import PluginError
+from rtk.errors import PluginError, one_line
 from rtk.observe.wire import REQUEST, STEP, send
 from rtk.plugin.info import Options
 from rtk.plugin.observer import RequestReport, StepReport
@@ -57,11 +58,20 @@ class Feed:
         self._pipe, self._answers = self._process.stdin, self._process.stdout
         self._writer = threading.Thread(target=self._write, name=f"rtk-observer-{self.name}", daemon=True)
         try:
-            self._await(pickle.dumps((entry, options)))
+            self._await(self._hello(entry, options))
         except BaseException:
             self._end()
             raise
         self._writer.start()
+
+    def _hello(self, entry: Registered, options: Options) -> bytes:
+        try:
+            return pickle.dumps((entry, options))
+        except Exception as error:
+            raise PluginError(
+                f"{self._label} cannot be used: its options cannot be sent to its process: {one_line(error)}; "
+                "define them at the top of a module, and of values that can be pickled"
+            ) from error
 
     def _await(self, hello: bytes) -> None:
         """Until it is built."""
@@ -77,8 +87,8 @@ class Feed:
         try:
             answer = said.get(timeout=START_S)
         except queue.Empty:
-            self._process.kill()
-            listener.join()
+            self._kill()
+            listener.join(END_S)
             raise PluginError(
                 f"{self._label} cannot be used: it was not built within {START_S:g} s; {INSTEAD}"
             ) from None
@@ -105,7 +115,8 @@ class Feed:
             return
         self._lost = True
         self.dropped += len(reports) + self._queue.qsize()
-        log.error("%s: its process has ended; what it misses is counted, and the engine goes on", self._label)
+        if not self._closing.is_set():
+            log.error("%s: its process has ended; what it misses is counted, and the engine goes on", self._label)
 
     def _gathered(self) -> list[tuple[int, tuple[Any, ...]]]:
         """What is to be sent next, in order; nothing at the end."""
@@ -129,16 +140,22 @@ class Feed:
     def _end(self) -> None:
         """Close the pipe, which is where its process stops; or stop it."""
         if self._writer.is_alive():
-            self._process.kill()  # it takes nothing more
-            self._writer.join()
-        with contextlib.suppress(OSError):
-            self._pipe.close()
+            self._kill()  # it takes nothing more
+            self._writer.join(END_S)
+        if not self._writer.is_alive():  # else somebody else has the pipe, and does not read it
+            with contextlib.suppress(OSError):
+                self._pipe.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._answers.close()
+
+    def _kill(self) -> None:
+        """End its process, and those that it has started, which may have the pipe too."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Feeds:

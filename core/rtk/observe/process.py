@@ -1,6 +1,6 @@
 """The process of one observer: builds it, says whether that went well, and passes on what arrives until the end.
 
-It ends with the engine: when the pipe closes, or the engine's process is gone while the observer does not come back.
+It ends with the engine: when the pipe closes; or some time after, where the observer does not come back.
 """
 
 import os
@@ -16,21 +16,24 @@ import msgspec
 
 from rtk.errors import PluginError, one_line
 from rtk.observe.wire import STEP, receive
+from rtk.plugin.foreign import contained
 from rtk.plugin.observer import Observer, RequestReport, StepReport
 
 LIMIT = 1024
 """Reports that wait here; more wait in the pipe and then in the engine, which drops what is too much."""
 PATIENCE_S = 2.0
-"""How often a reader that cannot go on looks whether the engine is still there."""
+"""How often it looks whether the engine is still there."""
 
 LAST_S = 10.0
-"""How long an observer may take to end, where no engine is left to stop it."""
+"""How long an observer may take for what is left, where no engine is there to stop it."""
 
 
 def main() -> None:
     """Started by `rtk.observe.feed`."""
-    answers, source = os.fdopen(os.dup(1), "w"), sys.stdin.buffer
+    engine = os.getppid()
+    answers, source = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)  # what the observer prints goes where the server's log goes
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and what it, or a program that it starts, reads is no report
     entry, options = pickle.loads(receive(source) or b"")  # from the process that started this one
     try:
         observer = entry.build(options)
@@ -40,27 +43,27 @@ def main() -> None:
     answers.write("ready\n")
     answers.close()
     reports: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(LIMIT)
-    threading.Thread(target=read, args=(source, reports, os.getppid()), daemon=True).start()
+    threading.Thread(target=read, args=(source, reports), daemon=True).start()
+    threading.Thread(target=outlive, args=(engine,), daemon=True).start()
     tell(observer, reports, lambda problem: print(f"{entry.label}: {problem}", file=sys.stderr, flush=True))  # noqa: T201
 
 
-def read(source: BinaryIO, reports: "queue.Queue[Any]", engine: int) -> None:
-    """Pass on what arrives, and that there is no more; then end the process, if it is still there after a while."""
-    while (frame := receive(source)) is not None:
-        for report in msgspec.msgpack.decode(frame):
-            _put(report, reports, engine)
-    _put(None, reports, engine)
+def read(source: BinaryIO, reports: "queue.Queue[Any]") -> None:
+    """Pass on what arrives, and that there is no more."""
+    try:
+        while (frame := receive(source)) is not None:
+            for report in msgspec.msgpack.decode(frame):
+                reports.put(report)
+    finally:  # also where memory was lacking, or the observer has closed what is not its own
+        reports.put(None)
+
+
+def outlive(engine: int) -> None:
+    """End this process some time after its parent, the engine, which would have seen to that."""
+    while os.getppid() == engine:
+        time.sleep(PATIENCE_S)
     time.sleep(LAST_S)
     os._exit(1)
-
-
-def _put(report: Any, reports: "queue.Queue[Any]", engine: int) -> None:
-    while True:
-        try:
-            return reports.put(report, timeout=PATIENCE_S)
-        except queue.Full:
-            if os.getppid() != engine:
-                os._exit(1)
 
 
 def tell(observer: Observer, reports: "queue.Queue[Any]", complain: Callable[[str], None]) -> None:
@@ -70,7 +73,9 @@ def tell(observer: Observer, reports: "queue.Queue[Any]", complain: Callable[[st
     def call(method: str, *report: object) -> None:
         try:
             getattr(observer, method)(*report)
-        except Exception as error:  # noqa: BLE001 - of a stranger
+        except BaseException as error:
+            if not contained(error):
+                raise
             if method not in failed:
                 complain(f"{method}() failed: {one_line(error)}; the next report comes all the same")
             failed.add(method)

@@ -137,7 +137,8 @@ class Workspace:
 class AttentionBackend(ABC):
     """Computes attention over the paged pool. Built once with its options; called from the executor's thread only.
 
-    Tensors come with any strides, and are the caller's: none is changed but the buffers, and those by `write` only.
+    Tensors come with any strides, and they and the arrays are the caller's: none is changed but the buffers, and those
+    by `write` only.
     """
 
     capabilities: ClassVar[Capabilities]

@@ -5,6 +5,7 @@ heap); scheduling falls back to order of arrival for that step and asks the poli
 not return is interrupted, and not asked again: each time would cost as much.
 """
 
+import dataclasses
 import itertools
 import logging
 from collections import Counter
@@ -41,6 +42,10 @@ So may NumPy's with a huge int: its floats become Python's.
 """
 
 
+FALLBACK_LIMIT = 16
+"""Lines that a policy may add in one ranking; more are passed over."""
+
+
 class Health:
     """Counts the faults of one scheduler's plugins, the first of each is logged; and watches them."""
 
@@ -61,6 +66,20 @@ class Health:
             log.error("%s: %s; the host uses %s instead", plugin, problem, instead)
         self.instead[plugin] = instead
         self.faults[plugin] += 1
+
+    def said(self, error: BaseException) -> str | None:
+        """What a policy's exception says, in one line; None where the policy, or saying it, had to be interrupted.
+
+        Its text is code of the policy's too.
+        """
+        if type(error) is Overran:
+            return None
+        try:
+            return self.watchdog.watched(one_line, error)
+        except BaseException as unreadable:
+            if not contained(unreadable):
+                raise
+            return None if type(unreadable) is Overran else "what it raised cannot be read"
 
     def report(self) -> dict[str, dict[str, int | str]]:
         """By plugin: how often it failed, and what the host used in its place at the latest fault. From any thread."""
@@ -116,7 +135,7 @@ class GuardedEviction:
                 watchdog.disarm()
                 if not contained(error):
                     raise
-                self.fault(_problem("key", error))
+                self.fault(_problem("key", self._health.said(error)))
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
@@ -151,16 +170,16 @@ class GuardedEviction:
             except BaseException as error:
                 if not contained(error):
                     raise
-                self.fault(_problem(event, error))
+                self.fault(_problem(event, self._health.said(error)))
 
         watched = self._watchdog.watched
         return tell
 
 
-def _problem(method: str, error: BaseException) -> str:
-    if isinstance(error, Overran):
+def _problem(method: str, said: str | None) -> str:
+    if said is None:
         return f"{method}() did not return within {PATIENCE * EVERY_S:g} s, and is not called again"
-    return f"{method}() failed: {one_line(error)}"
+    return f"{method}() failed: {said}"
 
 
 def _comparable(key: Any, kinds: tuple[bool, ...] | None) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
@@ -190,6 +209,7 @@ class GuardedSchedule:
         self._given_up = False
         self._ranks = type(policy).rank is not SchedulePolicy.rank
         self._retract_kinds: tuple[bool, ...] | None = None
+        self._prefers = self._overrides("prefer_decode")
         self.reserves = self._overrides("chunk_reserve")
         """Whether the policy cares for these: the host need not ask one that does not."""
         self.listens = self._overrides("on_progress")
@@ -216,7 +236,10 @@ class GuardedSchedule:
 
     def prefer_decode(self, ctx: ScheduleContext) -> bool:
         """Whether new requests wait in this step. Never while nothing runs."""
-        return bool(ctx.running and self._try("prefer_decode", lambda: bool(self._policy.prefer_decode(ctx))))
+        if not (self._prefers and ctx.running):
+            return False
+        own = dataclasses.replace(ctx)  # the host goes on with the one it has
+        return bool(self._try("prefer_decode", lambda: bool(self._policy.prefer_decode(own))))
 
     def chunk_reserve(self, columns: Columns, ctx: ScheduleContext) -> int:
         """Tokens that the next piece of `ctx.chunked` leaves to others, 0 or more."""
@@ -225,7 +248,7 @@ class GuardedSchedule:
     def on_progress(self, deltas: Sequence[Progress]) -> None:
         """Tell the policy what was computed for whom."""
         if self.listens:
-            self._try("on_progress", self._policy.on_progress, deltas)
+            self._try("on_progress", lambda: self._policy.on_progress(deltas))
 
     def retract_key(self, view: RequestView) -> tuple[Any, ...]:
         """The policy's key of a running request, comparable with all others; () where it has none."""
@@ -238,8 +261,8 @@ class GuardedSchedule:
         return bool(self._try("preempts", lambda: bool(self._policy.preempts(waiting, running))))
 
     def fallbacks(self, ctx: ScheduleContext) -> list[str]:
-        """What the policy has said of ordering by another rule than its own, one line each."""
-        return self._try("fallbacks", lambda: [_line(said) for said in list(ctx.fallbacks)]) or []
+        """What the policy has said of ordering by another rule than its own, at most `FALLBACK_LIMIT` lines."""
+        return self._try("fallbacks", lambda: list(map(_line, itertools.islice(ctx.fallbacks, FALLBACK_LIMIT)))) or []
 
     def _try(self, what: str, ask: Callable[..., Any], *args: Any) -> Any:
         """What `ask` answers, or None where the policy failed."""
@@ -250,9 +273,10 @@ class GuardedSchedule:
         except BaseException as error:
             if not contained(error):
                 raise
-            self._given_up = isinstance(error, Overran)
+            said = self._health.said(error)
+            self._given_up = said is None
             instead = HOST_SCHEDULE if self._given_up else INSTEAD[what]
-            self._health.fault(self._name, _problem(what, error), instead)
+            self._health.fault(self._name, _problem(what, said), instead)
             return None
 
     def _ranked(self, columns: Columns, ctx: ScheduleContext) -> Keys:
@@ -316,10 +340,10 @@ def _array(answer: Any, kinds: str, count: int) -> NDArray[Any]:
     """
     if not isinstance(answer, np.ndarray):
         raise TypeError(f"answered a {type(answer).__name__}, not an array")
-    array = np.array(answer)
+    array = np.asarray(answer)
     if array.shape != (count,) or array.dtype.kind not in kinds:
         raise ValueError(f"answered an array of {array.dtype} and shape {array.shape} for {count} requests")
-    return array
+    return array.copy()
 
 
 def _integer(answer: Any) -> int:

@@ -212,7 +212,9 @@ def _checked(plugin: object) -> Plugin:
     if plugin.kind not in KINDS:
         raise UnusableError(f"{label} is of unknown kind {plugin.kind!r}; kinds: {', '.join(KINDS)}")
     if not re.fullmatch(NAME, canonical(plugin.name)):
-        raise UnusableError(f"{label} must be named in letters and digits, with single dashes between words")
+        raise UnusableError(
+            f"{label} must be named in letters from a to z and digits, a letter first, with single dashes between words"
+        )
     if not isinstance(plugin.summary, str) or not plugin.summary.isprintable():
         raise UnusableError(f"{label} has summary {plugin.summary!r}; write one line of text")
     if not re.fullmatch(r"[\w.]+:\w+", plugin.target):

@@ -52,7 +52,7 @@ class Plugin:
 
     kind: Kind
     name: str
-    """What configuration chooses it by: letters and digits, with single dashes between words."""
+    """What configuration chooses it by: letters from a to z and digits, a letter first, single dashes between words."""
     summary: str
     """One line of text."""
     target: str

@@ -10,7 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from rtk.errors import PluginError
+from rtk.config.models import PLUGIN_SECTIONS
+from rtk.errors import PluginError, one_line
 from rtk.plugin.host import NAME, installed
 from rtk.plugin.info import KINDS, Kind, canonical
 
@@ -78,16 +79,27 @@ def write_package(kind: str, name: str, into: Path) -> Path:
     name = canonical(name)
     if not re.fullmatch(NAME, name):
         raise PluginError(
-            f"{name!r} is no name of a plugin; write letters and digits, with single dashes between words"
+            f"{name!r} is no name of a plugin; write letters from a to z and digits, a letter first, with single "
+            "dashes between words"
         )
+    for section, keys in PLUGIN_SECTIONS.items():
+        if keys.kind == kind and name.replace("-", "_") in keys.model_fields:
+            raise PluginError(
+                f"{section}.{name} is a key of rtk's own, so no plugin can be called so; choose another name"
+            )
     if name in installed().names(kind):
         raise PluginError(f"{kind} plugin {name!r} is {installed().get(kind, name).origin}'s; choose another name")
     folder = into / f"rtk-{kind}-{name}"
-    if folder.exists():
-        raise PluginError(f"{folder} exists; choose another name or --into another folder")
-    for path, text in _package(kind, name).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    try:
+        if folder.exists():
+            raise PluginError(f"{folder} exists; choose another name or --into another folder")
+        for path, text in _package(kind, name).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PluginError(
+            f"{folder} cannot be written: {one_line(error)}; choose another name or --into another folder"
+        ) from error
     return folder
 
 

@@ -32,6 +32,8 @@ class Case:
     rows: tuple[tuple[int, int], ...] = MIXED
     shape: KVShape = GQA
     page_size: int = 1
+    about_pages: bool = False
+    """False: a backend without this page size gets the nearest that it has."""
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -41,6 +43,8 @@ class Case:
     """False: the slots of a row follow one another."""
     stray: bool = False
     """True: the second page of a row lies elsewhere, though its ends look as if the slots followed one another."""
+    shared: int = 0
+    """Tokens, in whole pages, that every row begins with, in the same slots: one cached prefix."""
     dtype: str | None = None
     """None: the most precise type that the backend declares."""
 
@@ -58,7 +62,7 @@ class Case:
 
 
 CASES = (
-    *(Case(name=f"page {p}", page_size=p) for p in (1, 16, 64)),
+    *(Case(name=f"page {p}", page_size=p, about_pages=True) for p in (1, 16, 64)),
     Case(name="decode only", rows=tuple((1, n) for n in (5, 5, 5, 300, 301, 290, 17, 2, 1))),
     Case(name="long decode", rows=tuple((1, n) for n in (3000, 2700, 2900, 2800))),
     Case(name="one row", rows=((1, 50),)),
@@ -79,6 +83,10 @@ CASES = (
     Case(name="softcap", softcap=5.0),
     Case(name="sinks", sinks=True, page_size=16),
     Case(name="window, softcap and sinks", window=8, softcap=5.0, sinks=True, page_size=64),
+    *(
+        Case(name=f"a shared prefix, page {p}", rows=((1, 70), (5, 100), (1, 66), (30, 140)), shared=64, page_size=p)
+        for p in (1, 64)
+    ),
     *(Case(name=f"in {dtype}", dtype=dtype) for dtype in DTYPE_BYTES),
 )
 
@@ -104,7 +112,10 @@ class Scene:
     def __post_init__(self) -> None:
         case, capabilities = self.case, self.backend.capabilities
         self.device = device_of(self.backend)
-        _require(capabilities.page_sizes is None or case.page_size in capabilities.page_sizes, "that page size")
+        if capabilities.page_sizes is not None and case.page_size not in capabilities.page_sizes:
+            _require(not case.about_pages, "that page size")
+            nearest = min(capabilities.page_sizes, key=lambda size: abs(size - case.page_size))
+            case = self.case = replace(case, page_size=nearest)
         _require(case.features <= capabilities.features, ", ".join(case.features))
         _require(case.dtype is None or case.dtype in capabilities.dtypes, str(case.dtype))
         self.dtype = getattr(torch, case.dtype or most_precise(self.backend))
@@ -114,6 +125,9 @@ class Scene:
         self.q = [self._random(random, q_len, shape.q_heads, shape.head_dim) for q_len, _ in case.rows]
         self.k = [self._random(random, kv_len, shape.kv_heads, shape.head_dim) for _, kv_len in case.rows]
         self.v = [self._random(random, kv_len, shape.kv_heads, shape.v_head_dim) for _, kv_len in case.rows]
+        for first, *others in (self.k, self.v):
+            for other in others:
+                other[: case.shared] = first[: case.shared]
         sinks = self._random(random, shape.q_heads) if case.sinks else None
         scaling = shape.head_dim**-0.5 if case.scaling is None else case.scaling
         self.call = LayerCall(self.layer, scaling, case.window, case.softcap, sinks)
@@ -123,7 +137,10 @@ class Scene:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
 
     def _place(self, random: np.random.Generator) -> None:
-        """Give every row pages of its own; the page of slot 0 and a few more stay unused."""
+        """Give every row pages of its own but for those it shares; the page of slot 0 and a few more stay unused.
+
+        What the table names beyond a row's length are unused slots too: entries of requests that are gone.
+        """
         page, lens = self.case.page_size, [kv_len for _, kv_len in self.case.rows]
         counts = [-(-n // page) for n in lens]
         pages = np.arange(1, sum(counts) + 4)
@@ -131,13 +148,16 @@ class Scene:
             pages = random.permutation(pages)
         self.slots = len(pages) * page
         self.req_rows = random.permutation(len(lens) + 2)[: len(lens)].astype(np.int32)
-        table = np.zeros((len(lens) + 2, max(lens) + 3), np.int32)
+        table = np.full((len(lens) + 2, max(lens) + 3), -1, np.int32)
+        shared = pages[: self.case.shared // page].copy()
         for row, n in enumerate(lens):
             own, pages = pages[: counts[row]].copy(), pages[counts[row] :]
+            own[: len(shared)] = shared
             if self.case.stray and len(own) > 2:
                 own[1], pages[-1] = pages[-1], own[1]
             position = np.arange(n)
             table[self.req_rows[row], :n] = own[position // page] * page + position % page
+        table[table < 0] = pages[0] * page + random.integers(page)
         self.table = torch.from_numpy(table).to(self.device)
 
     def slots_of(self, row: int, positions: range) -> torch.Tensor:
@@ -165,13 +185,16 @@ class Scene:
         `spoil` may change the buffers between the writes and the attention.
         """
         rows = range(len(self.case.rows)) if rows is None else rows
-        buffers = self.before(rows)
+        buffers, batch, before = self.before(rows), self.view(rows), self.view(rows)
         table = self.table.clone()
-        plan = self.backend.plan(self.view(rows), workspace or Workspace(self.device))
+        plan = self.backend.plan(batch, workspace or Workspace(self.device))
         self.write(buffers, rows)
         spoil(buffers)
         out = self.forward(buffers, rows, plan)
         assert torch.equal(self.table, table), "the backend changed req_to_token"
+        for name in ("q_lens", "kv_lens", "req_rows", "slots"):
+            same = (getattr(batch, name) == getattr(before, name)).all()
+            assert same, f"the backend changed {name} of the batch"
         return out
 
     def before(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:

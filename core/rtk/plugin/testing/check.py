@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -62,6 +62,15 @@ class Check:
 def named(run: Callable[[Subject], None], *, quick: bool = True) -> Check:
     """A check by the name of its function, about what its docstring says."""
     return Check(run.__name__.replace("_", " "), run, quick, " ".join((run.__doc__ or "").split()))
+
+
+def tell(method: Callable[..., object], *args: object) -> None:
+    """Call what is told something, and look that it was: a coroutine or a generator has not begun."""
+    answer = method(*args)
+    begun = not isinstance(answer, Awaitable | AsyncIterator | Generator)
+    assert begun, (
+        f"{method.__name__}() answers a {type(answer).__name__}, of which nothing has run; write a plain method"
+    )
 
 
 class Watch(Health):

@@ -41,6 +41,11 @@ VOCABULARY = Vocabulary(
     ends=frozenset({END}),
 )
 """Every byte, some longer tokens, special ones without bytes, and an end among these; 302 fill no whole word."""
+OTHER = Vocabulary(
+    tokens=[b"", *VOCABULARY.tokens[::-1], *(VOCABULARY.tokens[i] for i in (*b"aeny0", 256, 257)), *[b""] * 10],
+    ends=frozenset({0, 319}),
+)
+"""The same bytes under other ids, some of them twice, and two ends; 320 fill whole words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +146,9 @@ def examples(backend: GrammarBackend) -> list[Example]:
     return [example for example in EXAMPLES if example.spec.kind in backend.spec_kinds]
 
 
-def allowed(backend: GrammarBackend, matcher: Matcher) -> list[int]:
+def allowed(backend: GrammarBackend, matcher: Matcher, vocabulary: Vocabulary = VOCABULARY) -> list[int]:
     """The tokens that the mask allows next."""
-    mask = np.full((1, VOCABULARY.words), -1, dtype=np.int32)
+    mask = np.full((1, vocabulary.words), -1, dtype=np.int32)
     backend.fill_batch([matcher], mask, [0])
     return read_row(mask[0])
 
@@ -245,6 +250,24 @@ def masks_are_exact(factory: Factory) -> None:
 def _difference(got: set[int], wanted: set[int]) -> str:
     more, fewer = (sorted(one - other) for one, other in ((got, wanted), (wanted, got)))
     return f"tokens {more} are allowed that must not be, and tokens {fewer} are not that must"
+
+
+def every_vocabulary_is_its_own(factory: Factory) -> None:
+    """Under other ids, with several ends and several tokens of the same bytes, the same bytes are allowed."""
+    backend = factory()
+    for example in examples(backend):
+        data = _sayable(backend, example).encode()
+        matcher, other = (backend.compile(example.spec, vocabulary) for vocabulary in (VOCABULARY, OTHER))
+        for at in range(len(data) + 1):
+            known = {END if token == END else VOCABULARY.tokens[token] for token in allowed(backend, matcher)}
+            wanted = {i for i, token in enumerate(OTHER.tokens) if (END if i in OTHER.ends else token) in known}
+            got = set(allowed(backend, other, OTHER))
+            assert got == wanted, f"{example}: after {data[:at]!r}, in another vocabulary, {_difference(got, wanted)}"
+            if at < len(data):
+                token = OTHER.tokens.index(data[at : at + 1])
+                assert matcher.accept(data[at]) and other.accept(token), (
+                    f"{example}: {data[at : at + 1]!r} is not accepted"
+                )
 
 
 def walks_end_in_answers(factory: Factory) -> None:
@@ -449,6 +472,7 @@ CHECKS: tuple[Check, ...] = (
     named(what_is_allowed_can_be_said),
     named(what_is_not_allowed_cannot),
     named(masks_are_exact),
+    named(every_vocabulary_is_its_own),
     named(walks_end_in_answers),
     named(accept_and_mask_agree),
     named(rollback_takes_back),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from rtk.errors import one_line
 from rtk.plugin.foreign import contained
 from rtk.plugin.observer import Observer, RequestReport, StepReport
-from rtk.plugin.testing.check import Check, Factory, named
+from rtk.plugin.testing.check import Check, Factory, named, tell
 
 END_S = 1.0
 """How long threads may take to end after `close`."""
@@ -61,7 +61,9 @@ def reports(count: int, seed: int) -> Iterator[Report]:
 
 def _call(observer: Observer, method: str, *report: Report) -> None:
     try:
-        getattr(observer, method)(*report)
+        tell(getattr(observer, method), *report)
+    except AssertionError:
+        raise
     except BaseException as error:
         if not contained(error):
             raise

@@ -15,7 +15,7 @@ import numpy as np
 from rtk.plugin.guard import GuardedSchedule
 from rtk.plugin.schedule import Columns, Progress, ScheduleContext, TreeView
 from rtk.plugin.testing import trace
-from rtk.plugin.testing.check import Check, Subject, Watch, another_day, named
+from rtk.plugin.testing.check import Check, Subject, Watch, another_day, named, tell
 from rtk.plugin.testing.harness import Harness, digest
 
 SHOWN_FOR = {
@@ -32,16 +32,16 @@ SHOWN_FOR = {
 def random_columns(count: int, seed: int) -> Columns:
     """`count` waiting requests with facts as the host gives them."""
     rng = np.random.default_rng(seed)
-    prompt_len = rng.integers(1, 5000, count)
+    prompt_len, output_len = rng.integers(1, 5000, count), rng.integers(0, 50, count) * (np.arange(count) < count // 10)
     return Columns(
         id=np.sort(rng.choice(10 * count + 10, count, replace=False)).astype(np.int64),
         arrival_s=np.sort(rng.random(count) * 100),
         prompt_len=prompt_len,
         max_new_tokens=rng.integers(0, 2000, count),
-        matched_len=(rng.random(count) * prompt_len).astype(np.int64),
+        matched_len=(rng.random(count) * (prompt_len + output_len)).astype(np.int64),
         prefilled_since_arrival=np.sort(rng.integers(0, 100_000, count))[::-1].copy(),
         priority=rng.integers(-3, 4, count),
-        output_len=rng.integers(0, 50, count) * (np.arange(count) < count // 10),
+        output_len=output_len,
         shares_prefix=rng.random(count) < 0.3,
         tenant=rng.integers(0, 3, count),
         running_with_key=rng.integers(0, 3, count),
@@ -138,13 +138,15 @@ def questions_are_answered(subject: Subject) -> None:
     watch = Watch()
     guarded, views = GuardedSchedule(subject(), "under test", watch), columns.views()
     guarded.order(columns, ctx)
-    guarded.on_progress([Progress(view.id, view.tenant, view.prompt_len, view.output_len) for view in views])
+    deltas = [Progress(view.id, view.tenant, view.prompt_len, view.output_len) for view in views]
+    guarded.on_progress(deltas)
     assert guarded.chunk_reserve(columns, dataclasses.replace(ctx, chunked=views[0], page_size=16)) >= 0
     assert len(sorted(map(guarded.retract_key, views))) == len(views)
     for one, other in itertools.pairwise(views):
         mutual = guarded.preempts(one, other) and guarded.preempts(other, one)
         assert not mutual, "two requests would preempt each other for ever"
     watch.assert_none()
+    tell(subject().on_progress, deltas)
 
 
 def everybody_is_served(subject: Subject) -> None:

@@ -72,7 +72,9 @@ def queues(draw: st.DrawFn) -> Columns:
     prompt = np.array(each(st.integers(1, 2**20) | st.integers(1, 40)), np.int64)
     retracted = draw(st.integers(0, count))
     first = np.arange(count) < retracted
-    matched = (prompt * np.array(each(st.sampled_from([0.0, 0.5, 0.99])))).astype(np.int64)
+    output = np.array(each(st.integers(0, 100)), np.int64) * first
+    filled = prompt + output  # what a retracted request had generated may be found too, but for the last token
+    matched = (filled * np.array(each(st.sampled_from([0.0, 0.5, 0.999])))).astype(np.int64)
     kinds = RequestView.__annotations__
     facts = {
         "id": sorted(draw(st.lists(SIZES, min_size=count, max_size=count, unique=True))),
@@ -82,8 +84,8 @@ def queues(draw: st.DrawFn) -> Columns:
         "matched_len": matched,
         "prefilled_since_arrival": sorted(each(SIZES), reverse=True),
         "priority": each(st.integers(-(2**31), 2**31 - 1) | st.integers(-3, 3)),
-        "output_len": np.array(each(st.integers(0, 100)), np.int64) * first,
-        "stored_len": ((prompt - matched) * np.array(each(st.sampled_from([0.0, 0.5])))).astype(np.int64),
+        "output_len": output,
+        "stored_len": ((filled - matched) * np.array(each(st.sampled_from([0.0, 0.5])))).astype(np.int64),
         "shares_prefix": each(st.booleans()),
         "tenant": each(st.integers(0, 2)),
         "running_with_key": each(st.integers(0, 9)),
