@@ -107,8 +107,8 @@ def _facts(entry: "Registered") -> dict[str, Any]:
     from rtk.plugin.info import CAPABILITIES, canonical
 
     plugin = entry.plugin
-    section = next((name for name, one in PLUGIN_SECTIONS.items() if one.kind == plugin.kind), plugin.kind)
-    above = f"{section}.{canonical(plugin.name).replace('-', '_')}"
+    section = next((name for name, one in PLUGIN_SECTIONS.items() if one.kind == plugin.kind), None)
+    above = f"{section or plugin.kind}.{canonical(plugin.name).replace('-', '_')}"
     defaults = plugin.options()
 
     def option(key: "Key") -> dict[str, str]:
@@ -124,6 +124,7 @@ def _facts(entry: "Registered") -> dict[str, Any]:
         "name": plugin.name,
         "summary": plugin.summary,
         **_origin(entry),
+        "chosen by": f"{section}.{PLUGIN_SECTIONS[section].choice}" if section else "nothing yet; nor are options keys",
         "target": plugin.target,
         "api": plugin.api,
         "requires": {name: CAPABILITIES[name] for name in sorted(plugin.requires)},

@@ -101,9 +101,11 @@ class _CheckItem(pytest.Item):
 
     def runtest(self) -> None:
         from rtk.plugin.testing import NotApplicable, Subject
+        from rtk.plugin.testing.check import elsewhere
 
         try:
-            self.check(Subject.of(self.entry))
+            with elsewhere():
+                self.check(Subject.of(self.entry))
         except NotApplicable as reason:
             pytest.skip(str(reason))
 

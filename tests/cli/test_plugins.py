@@ -2,6 +2,8 @@
 
 import json
 import threading
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -86,6 +88,18 @@ def test_a_plugin_is_shown_as_data() -> None:
     assert shown["target"] == "rtk_eviction.slru:Slru"
     assert shown["requires"] == {}
     assert [option["key"] for option in shown["options"]] == ["eviction.slru.protect_after_hits"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen_by"), [("storage", "nothing yet; nor are options keys"), ("observer", "observe.plugins")]
+)
+def test_a_plugin_is_shown_with_what_chooses_it(
+    monkeypatch: pytest.MonkeyPatch, kind: Literal["storage", "observer"], chosen_by: str
+) -> None:
+    plugin = Plugin(kind=kind, name="tape", summary="s", target="m:C")
+    found = Registry([Registered(plugin, Origin("tape", "rtk-tape", "2.0"))])
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: found)
+    assert f"chosen by: {chosen_by}" in run("show", "tape").splitlines()
 
 
 def test_the_options_of_an_observer_are_shown_where_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +197,23 @@ def test_the_doctor_says_what_fails_and_goes_on(monkeypatch: pytest.MonkeyPatch)
     assert failed[0] == f"{who.format(0)}: keys are stable: key() answers differently when asked again"
     assert f"{who.format(1)}: keys are stable: SystemExit: [gone] and more" in failed
     assert failed[-1].startswith(f"{who.format(2)}: {who.format(2)} cannot be built: ModuleNotFoundError: ")
+
+
+class Untidy(EvictionPolicy):
+    def __init__(self, options: Options) -> None:
+        print("hello")  # noqa: T201
+        Path("left-behind").write_text("x")
+
+    def key(self, node: NodeView) -> tuple[int]:
+        return (node.id,)
+
+
+def test_the_doctor_leaves_no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, lines = doctored(monkeypatch, f"{__name__}:Untidy")
+    assert (code, len(lines), lines[1].split()[-1]) == (0, 2, "ok")
+    assert Path.cwd() == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 TURNING = threading.Event()

@@ -6,6 +6,8 @@ from hypothesis import Phase
 
 from rtk.plugin.testing import strategies
 
+collect_ignore = ["from_docs"]  # packages with tests of their own, which run where they are installed
+
 # helpers that live beside the tests of one part
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "cache")]
 

@@ -36,6 +36,18 @@ def test_a_part_of_a_suite_can_be_chosen(workshop, tmp_path):
     assert "2 passed" in workshop.pytest(*two, "-k", "stable or required", cwd=tmp_path)
 
 
+def test_what_a_plugin_writes_by_default_is_gone(workshop, tmp_path):
+    workshop.run("rtk", "plugins", "new", "observer", "notes", cwd=tmp_path)
+    package = tmp_path / "rtk-observer-notes"
+    init = package / "rtk_observer_notes" / "__init__.py"
+    assert 'Path("requests.txt")' in init.read_text()
+    workshop.install(package)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "7 passed" in workshop.pytest("--rtk-plugin", "notes", cwd=empty)
+    assert {path.name for path in empty.iterdir()} <= {".hypothesis"}
+
+
 def test_a_plugin_that_is_not_there_ends_the_run(workshop):
     said = workshop.pytest("--rtk-plugin", "slro", code=4)
     assert said == "ERROR: --rtk-plugin: unknown plugin 'slro'; did you mean 'slru'?\n\n"

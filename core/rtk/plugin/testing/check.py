@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -71,6 +72,16 @@ def tell(method: Callable[..., object], *args: object) -> None:
     assert begun, (
         f"{method.__name__}() answers a {type(answer).__name__}, of which nothing has run; write a plain method"
     )
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """The current folder is a temporary one: what a plugin writes there by default harms nobody."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rtk-suite-", ignore_cleanup_errors=True) as folder,
+        contextlib.chdir(folder),
+    ):
+        yield
 
 
 class Watch(Health):

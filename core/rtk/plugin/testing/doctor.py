@@ -1,6 +1,8 @@
 """Looks plugins over: each is imported, built with its default options, and put to the quick part of its suite."""
 
+import contextlib
 import functools
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +10,7 @@ from rtk.errors import PluginError, one_line
 from rtk.plugin.foreign import TooLateError, contained, in_time
 from rtk.plugin.registry import Registered
 from rtk.plugin.testing import Check, NotApplicable, Subject, suite
+from rtk.plugin.testing.check import elsewhere
 
 LIMIT_S = 60.0
 """How long one plugin may take."""
@@ -36,15 +39,17 @@ class _Notes:
 
 
 def examine(entry: Registered) -> Finding:
-    """Build a plugin and run its quick checks. Raises nothing that the plugin raises.
+    """Build a plugin and run its quick checks. Raises nothing that the plugin raises, and shows nothing that it prints.
 
-    In a thread of its own, which is left behind where it does not end in time.
+    In a temporary folder, and in a thread of its own, which is left behind where it does not end in time.
     """
     notes = _Notes()
     checks = [check for check in suite(entry.plugin.kind) if check.quick]
     look = functools.partial(_look, entry, checks, notes)
+    unseen = io.StringIO()
     try:
-        in_time(look, LIMIT_S, name=f"rtk-doctor-{entry.plugin.name}", module=entry.module)
+        with elsewhere(), contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen):
+            in_time(look, LIMIT_S, name=f"rtk-doctor-{entry.plugin.name}", module=entry.module)
     except TooLateError:
         late = f"{notes.doing}: has not ended within the {LIMIT_S:g} s that a plugin may take"
         return Finding(entry, notes.passed, notes.skipped, (*notes.problems, late))
