@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 
 from rtk.cache.key import Key, pack
 from rtk.cache.lease import Lease
-from rtk.schedule.messages import Finish, Pin
+from rtk.plugin.grammar import Matcher
+from rtk.schedule.messages import Finish, GrammarOrder, Pin
 from rtk.schedule.params import SamplingParams
 
 
 class Status(enum.Enum):
     """Where a request is. It holds a row, a lease and slots while `RUNNING`, and nothing otherwise."""
 
+    COMPILING = enum.auto()
+    """Its grammar is; afterwards it waits."""
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -52,6 +55,10 @@ class Request:
     """What the client groups requests by; empty: nothing."""
     deadline_s: float = math.inf
     """When it must have ended, by the scheduler's clock; infinite: any time."""
+    grammar: GrammarOrder | None = None
+    """What its answer must look like."""
+    matcher: Matcher | None = None
+    """Where the answer stands in its grammar. Set before it first waits, if it has one."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
@@ -85,6 +92,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.fill_len = self.prompt_len
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it runs, or has run."""
+        return self.status not in (Status.COMPILING, Status.WAITING) or self.retractions > 0
 
     @property
     def length(self) -> int:

@@ -17,6 +17,7 @@ from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.batches import Batches
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
+from rtk.schedule.compiling import Compiling, Grammars
 from rtk.schedule.compose import compose
 from rtk.schedule.executor import Executor
 from rtk.schedule.flight import Flight, launch
@@ -95,7 +96,9 @@ class Scheduler:
         clock: Callable[[], float],
         rng: random.Random,
         reports: Reports | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: who compiles; None: no request may have a grammar. It ends with the scheduler."""
         self._pools = pools
         self._desk = desk
         self._queue = queue
@@ -111,6 +114,7 @@ class Scheduler:
         self._reports = reports
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
+        self._compiling = Compiling(grammars)
         self._running = Running(pools)
         self._ledger = Ledger()
         self.counters: Counter[str] = Counter()
@@ -156,12 +160,12 @@ class Scheduler:
 
     @property
     def accepted(self) -> int:
-        """Requests that run or wait, those that compute pins among them."""
+        """Requests that run or wait, for their grammars too, those that compute pins among them."""
         return len(self._requests)
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
-        self._expire()
+        self._catch_up()
         for message in messages:
             match message:
                 case NewRequest():
@@ -196,19 +200,22 @@ class Scheduler:
         request = self._request(new, pin)
         if pin is None:
             self._check_queue()
+            if new.grammar is not None:
+                self._compiling.submit(request, new.grammar)
             self._time.watch(request, new.deadline_s)
         else:  # an administrator's, who waits as long as it takes
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
-        self._queue.add(request)
+        if request.status is Status.WAITING:
+            self._queue.add(request)
         self._ledger.arrived(request, new.name, request.arrival_s)
 
     def _check_queue(self) -> None:
         """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
         if self._settings.max_queue is None:
             return
-        waiting = len(self._queue)
-        self._left_waiting = min(self._left_waiting, waiting)
+        waiting = len(self._queue) + len(self._compiling)
+        self._left_waiting = min(self._left_waiting, len(self._queue))
         room = 0 if self._left_waiting else self._pools.table.free_rows
         if waiting - room >= self._settings.max_queue:
             self.counters["queue_full"] += 1
@@ -253,8 +260,18 @@ class Scheduler:
         if request is not None:
             self._end(request, Finish(reason="abort"))
 
+    def _catch_up(self) -> None:
+        """Take in what has happened outside: grammars that were compiled, and time. O(1) where nothing has."""
+        for request, error in self._compiling.done():
+            if error is None:
+                self._queue.add(request)
+                self._ledger.compiled(request, self._clock())
+            else:
+                self._end(request, Finish(reason="error", problem=str(error), code=error.code, status=error.status))
+        self._expire()
+
     def _expire(self) -> None:
-        """End what has had its time: pins, and requests. O(1) where nothing is due."""
+        """End what has had its time: pins, and requests."""
         self._desk.expire()
         for request, finish in self._time.exceeded(self._clock()):
             self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
@@ -265,6 +282,7 @@ class Scheduler:
         self.settle()
         for request in list(self._requests.values()):
             self.fail(request, why)
+        self._compiling.close()
         self._executor.close()
         return self._drain()
 
@@ -279,7 +297,7 @@ class Scheduler:
 
         Returns what became known.
         """
-        self._expire()
+        self._catch_up()
         batch = self._batches.next(self._steps + 1, self)
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
         self._left_waiting = len(self._queue)
@@ -395,12 +413,13 @@ class Scheduler:
         """
         if request.status is Status.FINISHED:
             return
-        waiting = request.status is Status.WAITING
-        request.status = Status.FINISHED
+        before, request.status = request.status, Status.FINISHED
         request.finish = finish
         del self._requests[request.rid]
         lease = None
-        if waiting:
+        if before is Status.COMPILING:
+            self._compiling.remove(request)
+        elif before is Status.WAITING:
             self._queue.remove(request)
             self._batches.left()
         else:
@@ -446,7 +465,7 @@ class Scheduler:
         }
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}
-        return {**counters, **gauges, **self._executor.stats()}
+        return {**counters, **gauges, **self._compiling.stats(), **self._executor.stats()}
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""
@@ -466,5 +485,6 @@ class Scheduler:
         pools.cache.check()
         states = (pools.allocator.free, pools.cache.evictable, pools.cache.protected, running.held())
         assert sum(states) == pools.allocator.capacity, f"free, evictable, protected, held = {states}"
-        assert len(self._requests) == len(running.requests) + len(self._queue), "a request is in no list, or in two"
+        listed = len(running.requests) + len(self._queue) + len(self._compiling)
+        assert len(self._requests) == listed, "a request is in no list, or in two"
         running.check(self._limits.max_running)

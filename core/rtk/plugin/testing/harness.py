@@ -13,7 +13,8 @@ from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.build import Policies, build_scheduler
-from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
+from rtk.schedule.compiling import Grammars
+from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
 from rtk.schedule.settings import Retraction, Settings
@@ -60,6 +61,7 @@ class Harness:
     max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
+    grammars: Grammars | None = None
     seed: int = 0
 
     verdicts: dict[str, Verdict] = field(default_factory=dict, init=False)
@@ -105,6 +107,7 @@ class Harness:
             match_stop=self.match_stop or _no_stop_strings,
             clock=lambda: self.now,
             rng=random.Random(self.seed),
+            grammars=self.grammars,
         )
 
     def _policies(self) -> Policies:
@@ -137,6 +140,7 @@ class Harness:
         tenant: str = "",
         routing_key: str = "",
         deadline_s: float | None = None,
+        grammar: GrammarOrder | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -149,6 +153,7 @@ class Harness:
             tenant=tenant,
             routing_key=routing_key,
             deadline_s=deadline_s,
+            grammar=grammar,
         )
         self.send(new)
         return self.verdicts[rid]
