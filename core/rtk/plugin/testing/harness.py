@@ -14,7 +14,7 @@ from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.compiling import Grammars
-from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Outbound, Output, Verdict
+from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
 from rtk.schedule.settings import Retraction, Settings
@@ -61,8 +61,8 @@ class Harness:
     max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
-    grammars: Grammars | None = None
     seed: int = 0
+    grammars: Grammars | None = None
 
     verdicts: dict[str, Verdict] = field(default_factory=dict, init=False)
     tokens: dict[str, list[int]] = field(default_factory=dict, init=False)
@@ -140,7 +140,6 @@ class Harness:
         tenant: str = "",
         routing_key: str = "",
         deadline_s: float | None = None,
-        grammar: GrammarOrder | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -153,7 +152,6 @@ class Harness:
             tenant=tenant,
             routing_key=routing_key,
             deadline_s=deadline_s,
-            grammar=grammar,
         )
         self.send(new)
         return self.verdicts[rid]
