@@ -1,4 +1,5 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # compiler processes find `grammar_toys` there
+# compiler processes find `grammar_toys` there; and the server of the tests beside
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "serve")]
