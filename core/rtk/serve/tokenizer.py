@@ -96,6 +96,19 @@ class Tokenizer:
         text = self.named.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
+    def piece(self, token_id: int) -> str | None:
+        """One token as the vocabulary writes it."""
+        piece: str | None = self._backend.id_to_token(token_id)
+        return piece
+
+    @property
+    def decoders(self) -> list[dict[str, Any]]:
+        """What makes text of pieces, one after the other, as `tokenizer.json` describes it."""
+        decoder = self._backend.decoder
+        described: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
+        inner: list[dict[str, Any]] = described.get("decoders", [described] if described else [])
+        return inner
+
     # --- new tokens ---------------------------------------------------------------------------------------------
 
     def decoder(self, prompt: bytes) -> IncrementalDecoder:
