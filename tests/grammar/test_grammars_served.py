@@ -5,12 +5,13 @@ import queue
 import time
 
 import pytest
-from grammar_toys import BACKENDS, WORDS, Beacon, script
+from grammar_toys import BACKENDS, WORDS, Beacon, Toy, script
 from http_harness import error_of, events
 from msgspec.structs import replace
 from real_server import Real
 
-from rtk.grammar.manager import GrammarSettings, start_manager
+from rtk.grammar.manager import Chosen, GrammarSettings, start_manager
+from rtk.plugin import Options
 from rtk.schedule.messages import GrammarOrder, NewRequest
 
 WAIT_S = 60
@@ -24,7 +25,8 @@ class Served(Real):
     """A server whose requests have the grammar that is set for their prompts."""
 
     def __init__(self, **limits):
-        grammars = start_manager(BACKENDS, WORDS, GrammarSettings(**{"workers": 1, **limits}), lambda: self.wake())
+        toy = Chosen(*BACKENDS["toy"], Toy(Options()))
+        grammars = start_manager([toy], WORDS, GrammarSettings(**{"workers": 1, **limits}), lambda: self.wake())
         super().__init__("a", "b", "c", end=False, grammars=grammars)
         self.harness.scheduler._clock = self._thread._clock = time.monotonic
         self.orders = {}

@@ -54,7 +54,8 @@ class Managed:
     def __init__(self, **limits):
         self.woken = 0
         limits = {"cache_bytes": 1000, "max_spec_bytes": 50, "max_queue": 3, **limits}
-        self.manager = GrammarManager({"toy", "other"}, GrammarSettings(**limits), self._wake, self._pool)
+        backends, limits = {"toy": None, "other": None}, GrammarSettings(**limits)
+        self.manager = GrammarManager(backends, VOCABULARY, limits, self._wake, self._pool)
 
     def _wake(self):
         self.woken += 1

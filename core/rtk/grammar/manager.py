@@ -6,16 +6,16 @@ Belongs to the scheduler's thread, which never waits here. Only `_finished` is c
 import os
 import queue
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rtk.errors import RequestError, one_line
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
 from rtk.grammar.process import Job, Setup
 from rtk.grammar.workers import Compiled, Done, Failed, Order, Outcome, Problem, Workers
 from rtk.plugin.foreign import contained
-from rtk.plugin.grammar import Matcher, Vocabulary
+from rtk.plugin.grammar import GrammarBackend, Matcher, Vocabulary
 from rtk.plugin.info import Options
 from rtk.plugin.registry import Registered
 from rtk.schedule.messages import GrammarOrder
@@ -83,13 +83,17 @@ class GrammarManager:
 
     def __init__(
         self,
-        backends: Collection[str],
+        backends: Mapping[str, GrammarBackend],
+        vocabulary: Vocabulary,
         settings: GrammarSettings,
         wake: Callable[[], None],
         pool: Callable[[Done], CompilePool],
     ) -> None:
         """`wake` is called from any thread, once there is something to `poll`."""
-        self._backends = backends
+        self.backends = backends
+        """Who may be asked for; built here too, to judge and to fill masks."""
+        self.vocabulary = vocabulary
+        """Which all matchers are over."""
         self._settings = settings
         self._wake = wake
         self._pool = pool(self._finished)
@@ -104,8 +108,8 @@ class GrammarManager:
     def submit(self, rid: str, wanted: GrammarOrder) -> Matcher | None:
         """A matcher of the request's own, at the start; None where `poll` will tell. Raises `RequestError`."""
         key = GrammarKey(wanted.backend, wanted.kind, wanted.text, wanted.whitespace)
-        if key.backend not in self._backends:
-            names = ", ".join(sorted(self._backends)) or "none"
+        if key.backend not in self.backends:
+            names = ", ".join(sorted(self.backends))
             raise _refusal(f"grammar backend {key.backend!r} is not in use here; in use: {names}", "grammar_off")
         if key.size > self._settings.max_spec_bytes:
             most = f"{self._settings.max_spec_bytes:,} (grammar.max_spec_bytes)"
@@ -198,19 +202,28 @@ COUNTERS = (
 """Every counter of `GrammarManager.stats`."""
 
 
+class Chosen(NamedTuple):
+    """A plugin that may be asked for."""
+
+    entry: Registered
+    options: Options
+    backend: GrammarBackend
+    """Built here."""
+
+
 def start_manager(
-    backends: Mapping[str, tuple[Registered, Options]],
-    vocabulary: Vocabulary,
-    settings: GrammarSettings,
-    wake: Callable[[], None],
+    chosen: Iterable[Chosen], vocabulary: Vocabulary, settings: GrammarSettings, wake: Callable[[], None]
 ) -> GrammarManager:
     """A manager over processes, none of which is started before it is needed."""
-    setup = Setup(dict(backends), vocabulary, settings.memory_bytes, settings.cache_bytes)
+    by_name = {one.entry.plugin.name: one for one in chosen}
+    plugins = {name: (one.entry, one.options) for name, one in by_name.items()}
+    setup = Setup(plugins, vocabulary, settings.memory_bytes, settings.cache_bytes)
 
     def pool(done: Done) -> Workers:
         return Workers(setup, done, processes=settings.workers, limit_s=settings.timeout_s)
 
-    return GrammarManager(backends.keys(), settings, wake, pool)
+    backends = {name: one.backend for name, one in by_name.items()}
+    return GrammarManager(backends, vocabulary, settings, wake, pool)
 
 
 def _answer(key: GrammarKey, outcome: Outcome) -> Matcher | RequestError:

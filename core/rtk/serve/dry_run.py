@@ -8,7 +8,7 @@ from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
 from rtk.serve.computing import chunk_tokens, context_length, overlaps, usable_device
-from rtk.serve.runtime import build_policies, start_observers
+from rtk.serve.runtime import build_grammar_backends, build_policies, start_observers
 
 
 def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
@@ -19,6 +19,7 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
     """
     config = loaded.config
     build_policies(config)
+    build_grammar_backends(config)
     start_observers(config).close()
     lines = [*_model(config, registry), *_plugins(config, registry)]
     serve = config.serve
