@@ -1,5 +1,6 @@
 """A grammar backend that does what a spec says, at its worst; and how tests watch the processes that it runs in."""
 
+import contextlib
 import json
 import os
 import re
@@ -33,6 +34,14 @@ def script(*act):
     return json.dumps([json.dumps(act)])
 
 
+def alive(pid):
+    """Whether there is such a process, one that has ended and was not asked for included."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return pid > 0
+    return False
+
+
 class Beacon:
     """Burns as long as the processes do that were told to light it."""
 
@@ -42,10 +51,14 @@ class Beacon:
         self.port = self._server.getsockname()[1]
 
     def lit(self, processes=1):
-        """Waits until so many more have lit it; answers their ids."""
-        new = [self._server.accept()[0] for _ in range(processes)]
-        self._lit += new
-        return {int(one.recv(20)) for one in new}
+        """Waits until so many more have lit it and are alive; answers their ids."""
+        found = set()
+        while len(found) < processes:
+            one, _ = self._server.accept()
+            self._lit.append(one)
+            if alive(pid := int(one.recv(20) or 0)):
+                found.add(pid)
+        return found
 
     def put_out(self):
         """Those that have lit it need not wait any longer."""

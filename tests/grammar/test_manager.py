@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rtk.errors import RequestError
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
-from rtk.grammar.manager import CODES, GrammarManager, GrammarSettings
+from rtk.grammar.manager import TOLD, GrammarManager, GrammarSettings
 from rtk.grammar.process import Job
 from rtk.grammar.workers import Compiled, Failed, Order
 from rtk.plugin.testing.grammar import VOCABULARY
@@ -149,14 +149,14 @@ def test_a_job_that_ends_as_the_last_leaves_is_nobodys():
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("why", CODES)
+@pytest.mark.parametrize("why", TOLD)
 def test_only_what_is_invalid_is_remembered(why):
     m = Managed()
     m.submit("a")
     m.submit("b")
     error = m.end(Failed(why, "no", 0.25))["b"]
     told = (error.code, error.status)
-    assert told == CODES[why]
+    assert told == TOLD[why]
     limit = " (grammar.compile_timeout_s)" if why == "timeout" else ""
     assert str(error) == f"grammar backend 'toy' cannot compile this: no{limit}"
     if why == "invalid":
@@ -175,11 +175,11 @@ def test_only_what_is_invalid_is_remembered(why):
 
 
 def test_the_codes():
-    assert CODES == {
+    assert TOLD == {
         "invalid": ("invalid_grammar", 400),
         "timeout": ("grammar_timeout", 400),
         "too_large": ("grammar_too_large", 400),
-        "failed": ("grammar_failed", 400),
+        "failed": ("grammar_not_compiled", 400),
         "unbuildable": ("grammar_failed", 500),
     }
 
@@ -221,8 +221,8 @@ def test_a_matcher_that_cannot_be_forked_ends_its_own_requests():
     m.submit("a")
     error = m.end(Compiled(Unforkable((b"a",), VOCABULARY), 10, 0.0))["a"]
     problem = "grammar backend 'toy' cannot compile this: its matcher cannot be forked: RuntimeError: never"
-    assert (error.code, str(error)) == ("grammar_failed", problem)
-    assert m.refused() == ("grammar_failed", 400, problem)
+    assert (error.code, str(error)) == ("grammar_not_compiled", problem)
+    assert m.refused() == ("grammar_not_compiled", 400, problem)
 
 
 def test_the_pool_ends_with_it():
@@ -302,7 +302,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if text not in self.waits.values():
                 self.ended.pop(text, None)
 
-    @rule(which=st.integers(0, 8), why=st.sampled_from(["compiled", *CODES]))
+    @rule(which=st.integers(0, 8), why=st.sampled_from(["compiled", *TOLD]))
     def end(self, which, why):
         orders = self.m.pool.orders
         if orders:
@@ -317,7 +317,7 @@ class ManagerMachine(RuleBasedStateMachine):
             rid: "compiled" if isinstance(found, ChoiceMatcher) else (found.code, found.status)
             for rid, found in self.m.manager.poll()
         }
-        assert told == {rid: CODES.get(self.ended[t], "compiled") for rid, t in self.waits.items() if t in self.ended}
+        assert told == {rid: TOLD.get(self.ended[t], "compiled") for rid, t in self.waits.items() if t in self.ended}
         for rid in told:
             del self.waits[rid]
         self.known |= {text: why for text, why in self.ended.items() if why in ("compiled", "invalid")}

@@ -46,14 +46,22 @@ class GrammarSettings:
     """Grammars that may be on their way together."""
 
 
-CODES: dict[Problem, tuple[str, int]] = {
-    "invalid": ("invalid_grammar", 400),
-    "timeout": ("grammar_timeout", 400),
-    "too_large": ("grammar_too_large", 400),
-    "failed": ("grammar_failed", 400),  # a client that tries again would bring it about again
-    "unbuildable": ("grammar_failed", 500),
+class Told(NamedTuple):
+    """How clients are told of a problem."""
+
+    code: str
+    status: int = 400
+
+
+TOLD: dict[Problem, Told] = {
+    "invalid": Told(code="invalid_grammar"),
+    "timeout": Told(code="grammar_timeout"),
+    "too_large": Told(code="grammar_too_large"),
+    "failed": Told(code="grammar_not_compiled"),  # no 500: who tries again brings it about again
+    "unbuildable": Told(code="grammar_failed", status=500),
 }
-"""What clients are told."""
+OFF = Told(code="grammar_off")
+QUEUE_FULL = Told(code="grammar_queue_full", status=503)
 
 
 class CompilePool(Protocol):
@@ -110,10 +118,10 @@ class GrammarManager:
         key = GrammarKey(wanted.backend, wanted.kind, wanted.text, wanted.whitespace)
         if key.backend not in self.backends:
             names = ", ".join(sorted(self.backends))
-            raise _refusal(f"grammar backend {key.backend!r} is not in use here; in use: {names}", "grammar_off")
+            raise _refusal(f"grammar backend {key.backend!r} is not in use here; in use: {names}", OFF)
         if key.size > self._settings.max_spec_bytes:
             most = f"{self._settings.max_spec_bytes:,} (grammar.max_spec_bytes)"
-            raise _refusal(f"the grammar has {key.size:,} bytes, and may have {most}", "grammar_too_large")
+            raise _refusal(f"the grammar has {key.size:,} bytes, and may have {most}", TOLD["too_large"])
         found = self._cache.get(key)
         if found is not None:
             self._counts["grammar_hits"] += 1
@@ -131,7 +139,7 @@ class GrammarManager:
             self._counts["grammar_queue_full"] += 1
             most = f"(grammar.max_queue = {self._settings.max_queue})"
             problem = f"{len(self._waits)} grammars are being compiled {most}; try again later"
-            raise _refusal(problem, "grammar_queue_full", 503)
+            raise _refusal(problem, QUEUE_FULL)
         wait = _Wait(key, self._pool.submit(Job(*key)))
         self._waits[key] = self._by_order[wait.order] = wait
         return wait
@@ -197,7 +205,7 @@ COUNTERS = (
     "grammar_compiles",
     "grammar_cancelled",
     "grammar_queue_full",
-    *(f"grammar_{why}" for why in CODES),
+    *(f"grammar_{why}" for why in TOLD),
 )
 """Every counter of `GrammarManager.stats`."""
 
@@ -245,11 +253,10 @@ def _fork(key: GrammarKey, matcher: Matcher) -> Matcher:
 
 
 def _problem(key: GrammarKey, why: Problem, problem: str) -> RequestError:
-    code, status = CODES[why]
     if why == "timeout":
         problem += " (grammar.compile_timeout_s)"
-    return _refusal(f"grammar backend {key.backend!r} cannot compile this: {problem}", code, status)
+    return _refusal(f"grammar backend {key.backend!r} cannot compile this: {problem}", TOLD[why])
 
 
-def _refusal(problem: str, code: str, status: int = 400) -> RequestError:
-    return RequestError(problem, field="grammar", code=code, status=status)
+def _refusal(problem: str, told: Told) -> RequestError:
+    return RequestError(problem, field="grammar", code=told.code, status=told.status)

@@ -1,8 +1,8 @@
 """Compiles grammars in processes that can be killed: a few threads here, each with a process of its own.
 
 A job gets `QUICK_S` at first. If it has not ended then, and others have not had theirs, it makes room: its process is
-killed, and it starts again when nobody waits for a first try. So one that comes behind many slow ones waits for their
-first tries, and not for all that they may take.
+killed, and it starts again, with all its time, when nobody waits for a first try. Of several places one is for first
+tries alone. So one that comes behind many slow ones waits for their first tries, and not for all that they may take.
 """
 
 import logging
@@ -65,7 +65,7 @@ class Order:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.tried = False
-        """Whether it has made room once."""
+        """Whether its first try is over."""
         self.cancelled = False
         self.process: Process | None = None
         """The one that is busy with it."""
@@ -134,7 +134,7 @@ class Workers:
     # --- from its threads ---------------------------------------------------------------------------------------
 
     def next(self) -> Order | None:
-        """The next job, once there is one; None: there are no more. First tries go first; one place is theirs alone."""
+        """The next job, once there is one; None: there are no more."""
         with self._change:
             while not self._closed:
                 line = self._fresh or (self._slow if self._may_be_slow() else None)
@@ -167,10 +167,11 @@ class Workers:
             self._change.notify_all()
             return not order.cancelled
 
-    @property
-    def somebody_waits(self) -> bool:
-        """Whether somebody waits for a first try."""
-        return bool(self._fresh)
+    def may_go_on(self, order: Order) -> bool:
+        """Whether a job whose first try is over can have the rest of its time at once."""
+        with self._change:
+            order.tried = not self._fresh and self._may_be_slow()
+            return order.tried
 
     def hello(self) -> bytes:
         """What a process is told first; the vocabulary is packed once."""
@@ -259,7 +260,7 @@ class _Worker:
         try:
             return self._process.answer(quick)
         except TimeoutError:
-            return None if self._pool.somebody_waits else self._process.answer(limit - quick)
+            return self._process.answer(limit - quick) if self._pool.may_go_on(order) else None
 
     def _read(self, answer: Answer, seconds: float) -> Outcome:
         if answer.last:
