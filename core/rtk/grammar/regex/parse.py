@@ -16,6 +16,7 @@ from rtk.grammar.regex import chars as sets
 from rtk.grammar.regex.anchors import Anchored, alternatives, at_end, at_start, in_order, plain, repeated
 from rtk.grammar.regex.chars import Ranges
 from rtk.grammar.regex.errors import RegexError
+from rtk.grammar.regex.escapes import code_point
 from rtk.grammar.regex.nodes import NOTHING, Chars, Node, size
 
 MAX_LENGTH = 8192
@@ -38,13 +39,6 @@ _CLASSES: dict[str, Ranges] = {
     "S": sets.complement(sets.SPACE),
 }
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
-_CODES = (
-    re.compile(r"x([0-9A-Fa-f]{2})"),
-    re.compile(r"u([0-9A-Fa-f]{4})"),
-    re.compile(r"u\{([0-9A-Fa-f]{1,6})\}"),
-    re.compile(r"U([0-9A-Fa-f]{8})"),
-)
-_LOW_HALF = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _COUNT = re.compile(r"\{([0-9]{1,20})(?:(,)([0-9]{1,20})?)?\}")
 _NAME = re.compile(r"\(\?P?<([A-Za-z_$][A-Za-z0-9_$]*)>")
 _REFUSED_GROUPS = {
@@ -266,18 +260,10 @@ class _Parser:
         raise self._error(f"an unknown escape {letter!r} after '\\'", start)
 
     def _code(self, start: int) -> Ranges:
-        """A code point in hexadecimal digits; two halves of a surrogate pair are one."""
-        found = next((found for code in _CODES if (found := code.match(self.pattern, start + 1))), None)
-        if found is None:
-            raise self._error(f"an escape '\\{self.pattern[start + 1]}' without its hexadecimal digits", start)
-        self.at, value = found.end(), int(found[1], 16)
-        if 0xD800 <= value < 0xDC00 and (low := _LOW_HALF.match(self.pattern, self.at)):
-            self.at = low.end()
-            value = 0x10000 + ((value - 0xD800) << 10) + int(low[1], 16) - 0xDC00
-        if 0xD800 <= value <= 0xDFFF:
-            raise self._error("half of a surrogate pair", start)
-        if value > sets.LAST:
-            raise self._error("an escape above U+10FFFF", start)
+        try:
+            value, self.at = code_point(self.pattern, start + 1)
+        except ValueError as error:
+            raise self._error(str(error), start) from None
         return ((value, value),)
 
     def _class(self) -> Ranges:

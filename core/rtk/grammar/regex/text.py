@@ -30,18 +30,19 @@ def anchored(node: Node) -> str:
 def _text(node: Node, binding: int) -> str:
     """`binding`: 0 where alternatives may stand, 1 in a sequence, 2 before a quantifier."""
     if isinstance(node, Chars):
-        return _chars(node.ranges)
+        return chars(node.ranges)
     if isinstance(node, Alt):
         found, own = "|".join(_text(option, 1) for option in node.options), 0
     elif isinstance(node, Seq):
         found, own = "".join(_text(item, 1) for item in node.items), 1
         own = 1 if node.items else 2
     else:
-        found, own = _text(node.item, 2) + _times(node.low, node.high), 1
+        found, own = _text(node.item, 2) + times(node.low, node.high), 1
     return f"(?:{found})" if own < binding or not found else found
 
 
-def _times(low: int, high: int | None) -> str:
+def times(low: int, high: int | None) -> str:
+    """A quantifier."""
     if high is None:
         return "*" if low == 0 else "+" if low == 1 else f"{{{low},}}"
     if (low, high) == (0, 1):
@@ -49,7 +50,8 @@ def _times(low: int, high: int | None) -> str:
     return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
 
 
-def _chars(ranges: Ranges) -> str:
+def chars(ranges: Ranges) -> str:
+    """One character of a set that is not empty, as a regular expression."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _character(ranges[0][0])
     pairs = [pair for low, high in ranges for pair in _without_caret_first(low, high)]
@@ -69,20 +71,21 @@ def _range(low: int, high: int) -> str:
     return _in_class(low) + ("-" if high > low + 1 else "") + _in_class(high)
 
 
-def _character(code: int) -> str:
-    if chr(code) in _SPECIAL:
-        return "\\" + chr(code)
-    return chr(code) if 0x20 <= code < 0x7F else _code(code)
+def _character(point: int) -> str:
+    if chr(point) in _SPECIAL:
+        return "\\" + chr(point)
+    return chr(point) if 0x20 <= point < 0x7F else code(point)
 
 
-def _in_class(code: int) -> str:
-    if chr(code) in _SPECIAL_IN_CLASS:
-        return "\\" + chr(code)
-    if chr(code) in _CODED_IN_CLASS:
-        return _code(code)
-    return _character(code) if chr(code) not in _SPECIAL else chr(code)
+def _in_class(point: int) -> str:
+    if chr(point) in _SPECIAL_IN_CLASS:
+        return "\\" + chr(point)
+    if chr(point) in _CODED_IN_CLASS:
+        return code(point)
+    return _character(point) if chr(point) not in _SPECIAL else chr(point)
 
 
-def _code(code: int) -> str:
-    assert code <= LAST and not SURROGATES[0] <= code <= SURROGATES[1]
-    return f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+def code(point: int) -> str:
+    """A character by its code point."""
+    assert point <= LAST and not SURROGATES[0] <= point <= SURROGATES[1]
+    return f"\\u{point:04X}" if point < 0x10000 else f"\\U{point:08X}"
