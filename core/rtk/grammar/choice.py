@@ -46,12 +46,7 @@ def writable(text: str) -> bool:
 
 def _kind(value: object) -> str:
     """What JSON calls a value."""
-    names = {
-        type(None): "null",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        dict: "an object",
-    }
-    return names.get(type(value), "an array")
+    if value is None:
+        return "null"
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", dict: "an object"}
+    return kinds.get(type(value), "an array")

@@ -34,8 +34,8 @@ class _Tag(NamedTuple):
 def normalise(value: object, schema: Callable[[object], str]) -> str:
     """A JSON text of `triggers` and `tags`, as `Spec.text` has it.
 
-    `schema` answers the JSON text of a schema's normal form; it is called for one tag after the other. Raises `TagError`,
-    which names the trigger or tag by its index, also for what `schema` refuses.
+    `schema` answers the JSON text of a schema's normal form; it is called for one tag after the other. Raises
+    `TagError`, which names the trigger or tag by its index, also for what `schema` refuses.
     """
     triggers, tags = _read(value)
     triggers = _without_longer(triggers, tags)
