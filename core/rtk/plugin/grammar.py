@@ -74,7 +74,7 @@ class Judgement:
         return cls("refused", tuple(r if isinstance(r, Reason) else Reason(r) for r in reasons))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Vocabulary:
     """The tokens of a model. There is one such object for each tokenizer: what is made of it may be kept with it."""
 
