@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rtk.cache.key import Key, pack
 from rtk.cache.lease import Lease
+from rtk.grammar.constraint import Constraint
 from rtk.schedule.messages import Finish, Pin
 from rtk.schedule.params import SamplingParams
 
@@ -52,6 +53,8 @@ class Request:
     """What the client groups requests by; empty: nothing."""
     deadline_s: float = math.inf
     """When it must have ended, by the scheduler's clock; infinite: any time."""
+    constraint: Constraint | None = None
+    """What the output must look like, and where it stands in that; kept through retractions."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
@@ -118,6 +121,8 @@ class Request:
         self.key = Key(self.key.namespace, bytes(self.tokens))
         self.planned_len = self.launched_len = 0
         self.retractions += 1
+        if self.constraint is not None:
+            self.constraint.moved()
 
     def computed_tokens(self) -> bytes:
         """The packed tokens whose K/V is in the pool. O(length)."""
