@@ -9,8 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rtk.cache.key import pack
 from rtk.errors import RequestError
+from rtk.grammar.constraint import Constraint
+from rtk.plugin import Options, Vocabulary
 from rtk.plugin.testing.harness import Harness
-from rtk.plugin.testing.toys import ChoiceMatcher
+from rtk.plugin.testing.toys import ChoiceMatcher, Choices
 from rtk.schedule.messages import (
     Abort,
     ExplainRequest,
@@ -30,8 +32,26 @@ ORDER = GrammarOrder(backend="toy", kind="choice", text='["a"]')
 READY = GrammarOrder(backend="toy", kind="choice", text="ready")
 
 
+WORDS = Vocabulary(tokens=[bytes([byte]) for byte in range(256)], ends=frozenset())
+
+
+class FreeMatcher(ChoiceMatcher):
+    """Lets the model say what it likes."""
+
+    def accept(self, token):
+        return True
+
+    def forced(self):
+        return b""
+
+
+class Free(Choices):
+    def fill_batch(self, matchers, mask, rows):
+        mask[list(rows)] = -1
+
+
 def matcher():
-    return ChoiceMatcher((b"a",), None)
+    return FreeMatcher((b"a",), WORDS)
 
 
 class FakeGrammars:
@@ -58,6 +78,9 @@ class FakeGrammars:
     def poll(self):
         while self.news:
             yield self.news.pop(0)
+
+    def constraint(self, wanted, matcher, stops):
+        return Constraint(matcher, Free(Options()), wanted.backend, WORDS, stops=stops)
 
     def abort(self, rid):
         del self.asked[rid]
@@ -108,7 +131,7 @@ def test_one_that_is_there_already_does_not_wait():
     h.ask("a", grammar=READY)
     assert states(h) == [0, 1, 0]
     request = h.scheduler._requests["a"]
-    assert (type(request.matcher), request.grammar) == (ChoiceMatcher, READY)
+    assert (type(request.constraint.matcher), request.grammar) == (FreeMatcher, READY)
     h.run()
     assert h.finished["a"].reason == "length"
 

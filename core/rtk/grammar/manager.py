@@ -6,12 +6,13 @@ Belongs to the scheduler's thread, which never waits here. Only `_finished` is c
 import os
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from rtk.errors import RequestError, one_line
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
+from rtk.grammar.constraint import Constraint
 from rtk.grammar.process import Job, Setup
 from rtk.grammar.workers import Compiled, Done, Failed, Order, Outcome, Problem, Workers
 from rtk.plugin.foreign import contained
@@ -143,6 +144,11 @@ class GrammarManager:
         wait = _Wait(key, self._pool.submit(Job(*key)))
         self._waits[key] = self._by_order[wait.order] = wait
         return wait
+
+    def constraint(self, wanted: GrammarOrder, matcher: Matcher, stops: Set[int]) -> Constraint:
+        """The state of a request's grammar, with a matcher that becomes its own."""
+        backend, vocabulary = self.backends[wanted.backend], self.vocabulary
+        return Constraint(matcher, backend, wanted.backend, vocabulary, stops=stops, after=wanted.after)
 
     def abort(self, rid: str) -> None:
         """The request waits no more; with the last one that does, the work on its grammar ends."""

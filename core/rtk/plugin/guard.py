@@ -116,7 +116,7 @@ class GuardedEviction:
                 watchdog.disarm()
                 if not contained(error):
                     raise
-                self.fault(_problem("key", error))
+                self.fault(problem_of("key", error))
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
@@ -151,13 +151,14 @@ class GuardedEviction:
             except BaseException as error:
                 if not contained(error):
                     raise
-                self.fault(_problem(event, error))
+                self.fault(problem_of(event, error))
 
         watched = self._watchdog.watched
         return tell
 
 
-def _problem(method: str, error: BaseException) -> str:
+def problem_of(method: str, error: BaseException) -> str:
+    """What to say of a method that raised, or had to be interrupted."""
     if isinstance(error, Overran):
         return f"{method}() did not return within {PATIENCE * EVERY_S:g} s, and is not called again"
     return f"{method}() failed: {one_line(error)}"
@@ -252,7 +253,7 @@ class GuardedSchedule:
                 raise
             self._given_up = isinstance(error, Overran)
             instead = HOST_SCHEDULE if self._given_up else INSTEAD[what]
-            self._health.fault(self._name, _problem(what, error), instead)
+            self._health.fault(self._name, problem_of(what, error), instead)
             return None
 
     def _ranked(self, columns: Columns, ctx: ScheduleContext) -> Keys:

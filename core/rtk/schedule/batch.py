@@ -50,6 +50,15 @@ class StepPlan:
     writes: tuple[TableWrite, ...] = ()
 
 
+class Mask(NamedTuple):
+    """What the tokens of some sampling rows may be; the others' may be any."""
+
+    rows: NDArray[np.int32]
+    """[m] which sampling rows these are."""
+    words: NDArray[np.int32]
+    """[m, words] bit i of word w is token 32 * w + i, and set where that is allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleInputs:
     """How the sampling rows of a step are sampled; arrays of shape [n], in the order of the rows that sample."""
@@ -63,6 +72,8 @@ class SampleInputs:
     """One draw from [0, 1) for each row: the only randomness there is."""
     banned: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Token ids that sampling row i must not produce (end tokens before the minimum length)."""
+    mask: Mask | None = None
+    """Of the rows whose answers have a grammar, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """The requests whose grammar is not compiled yet: accepted, and not in the queue before it is."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Protocol
 
 from rtk.errors import RequestError
+from rtk.grammar.constraint import Constraint
 from rtk.plugin.grammar import Matcher
 from rtk.schedule.messages import GrammarOrder
 from rtk.schedule.request import Request, Status
@@ -17,6 +18,9 @@ class Grammars(Protocol):
 
     def poll(self) -> Iterable[tuple[str, Matcher | RequestError]]:
         """The requests that wait no more, each with its matcher or what to tell its client."""
+
+    def constraint(self, wanted: GrammarOrder, matcher: Matcher, stops: Set[int]) -> Constraint:
+        """The state of a request's grammar. `stops`: every token that ends its text."""
 
     def abort(self, rid: str) -> None:
         """The request waits no more."""
@@ -43,20 +47,27 @@ class Compiling:
         if self._grammars is None:
             problem = "structured output is not enabled on this server (grammar.backend)"
             raise RequestError(problem, field="grammar", code="grammar_off")
-        request.grammar, request.matcher = wanted, self._grammars.submit(request.rid, wanted)
-        if request.matcher is None:
+        request.grammar = wanted
+        matcher = self._grammars.submit(request.rid, wanted)
+        if matcher is None:
             request.status = Status.COMPILING
             self._requests[request.rid] = request
+        else:
+            request.constraint = self._grammars.constraint(wanted, matcher, request.stop_token_ids)
 
     def done(self) -> Iterator[tuple[Request, RequestError | None]]:
         """Those that wait no more: ready for the queue, or to be ended for a reason."""
-        for rid, found in self._grammars.poll() if self._grammars else ():
+        if self._grammars is None:
+            return
+        for rid, found in self._grammars.poll():
             request = self._requests.pop(rid)
             if isinstance(found, RequestError):
                 yield request, found
-            else:
-                request.matcher, request.status = found, Status.WAITING
-                yield request, None
+                continue
+            assert request.grammar is not None, "it waits for one"
+            request.constraint = self._grammars.constraint(request.grammar, found, request.stop_token_ids)
+            request.status = Status.WAITING
+            yield request, None
 
     def remove(self, request: Request) -> None:
         """It ends."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rtk.cache.key import Key, pack
 from rtk.cache.lease import Lease
-from rtk.plugin.grammar import Matcher
+from rtk.grammar.constraint import Constraint
 from rtk.schedule.messages import Finish, GrammarOrder, Pin
 from rtk.schedule.params import SamplingParams
 
@@ -57,8 +57,8 @@ class Request:
     """When it must have ended, by the scheduler's clock; infinite: any time."""
     grammar: GrammarOrder | None = None
     """What its answer must look like."""
-    matcher: Matcher | None = None
-    """Where the answer stands in its grammar. Set before it first waits, if it has one."""
+    constraint: Constraint | None = None
+    """Where the answer stands in that, kept through retractions. Set before it first waits, if it has a grammar."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
@@ -130,6 +130,8 @@ class Request:
         self.key = Key(self.key.namespace, bytes(self.tokens))
         self.planned_len = self.launched_len = 0
         self.retractions += 1
+        if self.constraint is not None:
+            self.constraint.moved()
 
     def computed_tokens(self) -> bytes:
         """The packed tokens whose K/V is in the pool. O(length)."""

@@ -19,6 +19,7 @@ from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compiling import Compiling, Grammars
 from rtk.schedule.compose import compose
+from rtk.schedule.constraints import Constraints
 from rtk.schedule.executor import Executor
 from rtk.schedule.flight import Flight, launch
 from rtk.schedule.ledger import Ledger, Prefill
@@ -72,6 +73,8 @@ COUNTERS = (
     "cached_tokens",
     "generated_tokens",
     "sampling_errors",
+    "grammar_dead_ends",
+    "grammar_faults",
     "commit_failures",
     "invariant_violations",
 )
@@ -118,6 +121,7 @@ class Scheduler:
         self._running = Running(pools)
         self._ledger = Ledger()
         self.counters: Counter[str] = Counter()
+        self._constraints = Constraints(limits.max_running, health, self.counters)
         self._batches = Batches(
             pools=pools,
             queue=queue,
@@ -304,6 +308,8 @@ class Scheduler:
         self.stalled = not batch and before is None and self._left_waiting > 0
         if before:
             self._take_in(before)
+        if self._running.flight:
+            self._sample(self._running.flight)  # if that had to wait for the step before
         if not self._settings.overlap:
             self.settle()
         self._check_idle()
@@ -319,7 +325,19 @@ class Scheduler:
             if row.start < request.fill_len
         ]
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
-        return launch(self._executor, plan, batch)
+        flight = launch(self._executor, plan, batch)
+        if not self._constraints.wait(flight):
+            self._sample(flight)
+        return flight
+
+    def _sample(self, flight: Flight) -> None:
+        """Start the sampling of a step, if it was not."""
+        if flight.inputs is None:
+            return
+        sampling = flight.sampling()
+        for request, finish in self._constraints.renew(sampling):
+            self._end(request, finish)
+        flight.sample(self._constraints.mask(sampling))
 
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -347,6 +365,8 @@ class Scheduler:
                 log.exception("request %s ends on a bug", request.rid)
                 self.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
+        for request, finish in self._constraints.renew(flight.batch):
+            self._end(request, finish)
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         if self._reports is not None:
@@ -383,6 +403,9 @@ class Scheduler:
         if request.first_token_s is None:
             request.first_token_s = self._clock()
         for token in tokens:
+            if (fault := self._constraints.accept(request, token)) is not None:
+                self._end(request, fault)
+                return
             request.append(token)
             self.counters["generated_tokens"] += 1
             if (finish := self._finish(request, token)) is not None:
@@ -399,7 +422,7 @@ class Scheduler:
         if stop_string is not None:
             return Finish(reason="stop", matched=stop_string)
         if len(request.output) >= request.max_new_tokens:
-            return Finish(reason="length")
+            return Finish(reason="stop" if self._constraints.complete(request) else "length")
         return None
 
     def fail(self, request: Request, problem: str) -> None:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.schedule.batch import SAMPLED_LAST, Row, SampleInputs, StepPlan, StepResult
+from rtk.plugin.grammar import WORD, read_row
+from rtk.schedule.batch import SAMPLED_LAST, Mask, Row, SampleInputs, StepPlan, StepResult
 
 Answer = int | NDArray[np.float32]
 Script = Callable[[list[int]], Answer]
-"""From all tokens up to and including the last computed one to the next: a token id, or logits to sample from."""
+"""From all tokens up to and including the last computed one to the next: a token id, or logits to sample from.
+
+Where a mask does not allow the token id, the lowest that it allows is taken.
+"""
 
 _UNWRITTEN = -1
 
@@ -139,6 +143,9 @@ class ScriptedInFlight:
         errors: dict[int, str] = {}
         for i, answer in enumerate(self._answers):
             if not isinstance(answer, np.ndarray):
+                allowed = _allowed(self._inputs.mask, i)
+                if allowed is not None and not allowed[answer // WORD] >> answer % WORD & 1:
+                    answer = read_row(allowed)[0]
                 tokens.append((answer,))
                 continue
             one = _sample_one(answer, self._inputs, i)
@@ -179,11 +186,18 @@ def _sample_one(logits: NDArray[np.float32], inputs: SampleInputs, i: int) -> St
 
     from rtk.model.sampler import sample
 
+    allowed = _allowed(inputs.mask, i)
     one = SampleInputs(
         temperature=inputs.temperature[i : i + 1],
         top_p=inputs.top_p[i : i + 1],
         top_k=inputs.top_k[i : i + 1],
         uniform=inputs.uniform[i : i + 1],
         banned={0: inputs.banned[i]} if i in inputs.banned else {},
+        mask=None if allowed is None else Mask(np.zeros(1, np.int32), allowed[None]),
     )
-    return sample(torch.from_numpy(logits)[None], one, vocab_size=len(logits)).result()
+    return sample(torch.from_numpy(logits.copy())[None], one, vocab_size=len(logits)).result()
+
+
+def _allowed(mask: Mask | None, i: int) -> NDArray[np.int32] | None:
+    """Row i's words of the mask."""
+    return dict(zip(mask.rows.tolist(), mask.words, strict=True)).get(i) if mask else None
