@@ -135,6 +135,11 @@ class ModelConfig(Section):
     served_name: str | None = Field(
         default=None, min_length=1, description="model name that clients see; null: last part of the path"
     )
+    thinking_end: str = Field(
+        default="auto",
+        min_length=1,
+        description="text that ends the model's thinking; auto: </think> where that is a token; none: it never thinks",
+    )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
     cache_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         default_factory=_cache_dir, description="folder for fetched and imported models"
@@ -269,6 +274,11 @@ class GrammarConfig(PluginSection):
         le=256,
         description="characters of white space between two tokens of a JSON answer, at most",
         json_schema_extra=flag("--grammar-whitespace"),
+    )
+    verify: bool = Field(
+        default=False,
+        description="check every finished answer that has a form once more, with jsonschema, and report the result",
+        json_schema_extra=flag("--grammar-verify"),
     )
     compile_workers: int | None = Field(
         default=None,

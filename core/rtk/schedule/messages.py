@@ -26,6 +26,8 @@ class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
     """This, the text and the white space are those of `rtk.plugin.grammar.Spec`, in normal form."""
     text: str
     whitespace: int = WHITESPACE
+    unique_keys: bool = False
+    """Of a JSON text: the grammar leaves keys open, and whoever masks sees to it that no object has one twice."""
     after: bytes = b""
     """What the answer must have said before the grammar begins, such as the end of its thinking; empty: nothing."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rtk.config.models import Config
 from rtk.errors import RtkError
+from rtk.grammar.forms import Forms
 from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
@@ -21,6 +22,7 @@ from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
+from rtk.serve.thinking import thinking
 from rtk.serve.tokenizer import Tokenizer
 from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_defaults
 from rtk.serve.vocabulary import vocabulary
@@ -62,12 +64,18 @@ class Runtime:
         reports = self._feeds if len(self._feeds) else None
         grammars = start_grammars(config, computing, tokenizer, lambda: self._thread.wake())
         scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
+        forms = None
+        if grammars is not None:
+            section = config.grammar
+            forms = Forms(grammars.backends, whitespace=section.whitespace, verify=section.verify)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
         self.manager = TokenizerManager(
             tokenizer,
             self._thread.send,
             facts,
             healthy=lambda: self._thread.healthy,
+            forms=forms,
+            thinking=thinking(tokenizer, config.model.thinking_end),
             vitals=lambda: dataclasses.replace(self._thread.vitals, observers=self._feeds.report()),
         )
         self._thread.start()

@@ -91,6 +91,16 @@ class Tokenizer:
         text: str = twice[len(once) :]
         return text
 
+    def read(self, ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones by name."""
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    def writes(self, text: str) -> bool:
+        """Whether there is a token of just this text, which is not silent."""
+        token = self._backend.token_to_id(text)
+        return token is not None and token not in self.silent
+
     def token_id(self, name: str) -> int | None:
         """Id of a named special token, such as "bos_token"."""
         text = self.named.get(name)
@@ -136,6 +146,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `chat` can be used."""
         return self._template is not None
+
+    def template_knows(self, variable: str) -> bool:
+        """Whether the chat template has a variable of this name."""
+        return self._template is not None and variable in self._template
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **options: Any
