@@ -280,22 +280,20 @@ def can_be_empty(expr: Expr, known: dict[str, bool]) -> bool:
             return can_be_empty(part, known)
 
 
-def without_empty(expr: Expr) -> Expr:
-    """What an expression without references matches, but for no characters."""
+def unused(expr: Expr) -> str | None:
+    """A character that nothing has which an expression matches; None where there may be any."""
+    found = all_but(_used(expr))
+    return chr(found.ranges[0][0]) if isinstance(found, Chars) else None
+
+
+def _used(expr: Expr) -> Iterator[Range]:
     match expr:
         case Text(text):
-            return expr if text else NEVER
-        case Alt(parts):
-            return alt(*(found for part in parts if (found := without_empty(part)) != NEVER))
-        case Seq(parts):
-            first, rest = parts[0], seq(*parts[1:])
-            if not can_be_empty(first, {}):
-                return expr
-            options = [seq(without_empty(first), rest), without_empty(rest)]
-            return alt(*(option for option in options if option != NEVER))
-        case Rep(part, _, most) if can_be_empty(expr, {}):
-            return seq(without_empty(part), rep(part, 0, None if most is None else most - 1))
-    return expr
+            yield from ((ord(char), ord(char)) for char in set(text))
+        case Chars(ranges):
+            yield from ranges
+    for part in inside(expr):
+        yield from _used(part)
 
 
 def pruned(rules: Rules) -> Rules:

@@ -65,16 +65,23 @@ def naturals(low: int, high: int | None) -> dict[int, Expr]:
     return found
 
 
+def _any_length(parts: dict[int, Expr]) -> Expr:
+    """One of the `naturals`; lengths of which all numbers are in it as one."""
+    full = [n for n, part in parts.items() if n > 1 and part == seq(NOT_ZERO, rep(DIGIT, n - 1, n - 1))]
+    others = [part for n, part in parts.items() if n not in full]
+    return alt(*others, *([seq(NOT_ZERO, rep(DIGIT, full[0] - 1, full[-1] - 1))] if full else []))
+
+
 def integers(low: int | None, high: int | None) -> Expr:
     """Integers from `low` to `high`; None is no bound."""
     if low is None and high is None:
         return INTEGER
     options: list[Expr] = []
     if high is None or high >= 0:
-        options += naturals(max(low or 0, 0) if low is not None else 0, high).values()
+        options.append(_any_length(naturals(max(low or 0, 0), high)))
     if low is None or low < 0:
         least = 1 if high is None or high >= 0 else -high
-        options += [seq(Text("-"), one) for one in naturals(least, None if low is None else -low).values()]
+        options.append(seq(Text("-"), _any_length(naturals(least, None if low is None else -low))))
     return token(alt(*options))
 
 

@@ -2,7 +2,7 @@
 
 from rtk.plugin.grammar import Vocabulary
 from rtk_grammar.compiled import Writing
-from rtk_grammar.expr import NEVER, Rules, flat, in_order, without_empty
+from rtk_grammar.expr import Rules, flat, in_order, unused
 from rtk_grammar.tokens import TokenMatcher
 
 VERSION = "0.2.14"
@@ -24,13 +24,12 @@ class Outlines(Writing):
         expr = flat(rules, MOST_PARTS)
         if expr is None:
             return f"a schema of more than {MOST_PARTS} parts once its references are written out"
-        if without_empty(expr) == NEVER:
-            return "nothing but the empty text"
-        return ""
+        return "" if unused(expr) else "texts of any characters, each of them allowed"
 
     def compiled(self, rules: Rules, vocabulary: Vocabulary) -> TokenMatcher:
         from rtk_grammar.outlines.matcher import compiled
 
         expr = flat(rules, MOST_PARTS)
-        assert expr is not None, "refused"
-        return compiled(expr, vocabulary)
+        mark = unused(expr) if expr is not None else None
+        assert expr is not None and mark is not None, "refused"
+        return compiled(expr, mark, vocabulary)
