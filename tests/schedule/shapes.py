@@ -20,13 +20,16 @@ QUOTED = [*text('"'), (bytes(range(97, 123)), 0, 5), *text('"')]
 OBJECT = [*text("{"), *SPACE, *text('"a"'), *SPACE, *text(":"), *SPACE, *DIGITS, *SPACE, *text("}")]
 
 
+KNOWN = {}
+
+
 class ShapeMatcher(Matcher):
     """Knows for each token so far where in the pieces the answer may be: (piece, bytes of it)."""
 
     max_rollback = 2**31
 
     def __init__(self, pieces, vocabulary, past=None):
-        self.pieces = pieces
+        self.pieces = tuple(pieces)
         self.vocabulary = vocabulary
         self.past = past or [self.closure({(0, 0)})]
 
@@ -53,7 +56,10 @@ class ShapeMatcher(Matcher):
         return places if data else frozenset()
 
     def allowed(self):
-        return [token for token in range(len(self.vocabulary.tokens)) if self.after(token) != frozenset()]
+        key = self.pieces, self.vocabulary, self.past[-1]
+        if key not in KNOWN:
+            KNOWN[key] = [t for t in range(len(self.vocabulary.tokens)) if self.after(t) != frozenset()]
+        return KNOWN[key]
 
     def accept(self, token):
         assert self.past[-1] is not None, "it has accepted an end"

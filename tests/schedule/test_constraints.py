@@ -305,7 +305,7 @@ ODD = [*text("qu"), (b"e", 1, 9)]
 def test_who_is_failed_by_its_backend_ends_with_an_error_and_nobody_else(fault, caplog):
     methods, problem = FAULTS[fault]
     backend = Odd(**methods)
-    h = harness(prefers(byte("d"), byte("e")))
+    h = harness(prefers(byte("d"), byte("e")), jump_forward=False)
     h.add("a", [1], constraint=shaped(OBJECT, backend=backend, name="odd"))
     h.add("q", [2], constraint=shaped(ODD, backend=backend, name="odd"))
     h.add("b", [3], max_new_tokens=9)
@@ -356,7 +356,7 @@ def test_a_backend_that_fails_on_many_at_once_and_on_nobody_alone_is_asked_one_b
 @pytest.mark.parametrize("method", ["fill_batch", "accept"])
 def test_a_backend_that_does_not_return_is_interrupted(method, monkeypatch, caplog):
     """The watchdog's strike is made by the loop itself, so that nothing depends on time."""
-    h = harness(prefers(byte("e")))
+    h = harness(prefers(byte("e")), jump_forward=False)
     watchdog = h.scheduler.health.watchdog
     monkeypatch.setattr(watchdog, "_thread", threading.get_ident())
 

@@ -56,6 +56,7 @@ class Harness:
     overlap: bool = False
     lazy: bool = False
     """Whether a step is computed as late as an executor may."""
+    jump_forward: bool = True
     pin_budget: int | None = None
     max_queue: int | None = None
     max_wait_s: float | None = None
@@ -98,6 +99,7 @@ class Harness:
                 mixed_chunk=self.mixed_chunk,
                 retraction=self.retraction,
                 overlap=self.overlap,
+                jump_forward=self.jump_forward,
                 max_queue=self.max_queue,
                 max_wait_s=self.max_wait_s,
             ),
