@@ -3,14 +3,13 @@
 import functools
 
 import pytest
-from shapes import DIGITS, said, shaped, text
+from shapes import DIGITS, Constrained, said, shaped, text
 from tiny_models import make_runner
 
 from rtk.model.fused import fuse_layers
 from rtk.model.inline_executor import InlineExecutor
 from rtk.model.thread_executor import ThreadExecutor
 from rtk.plugin.grammar import Vocabulary
-from rtk.plugin.testing.harness import Harness
 
 END = 98
 MERGED = [b"ye", b'":', b"true"]
@@ -42,7 +41,7 @@ def executor_of(zoo):
 
 
 def answers(executor, page, overlap, **options):
-    h = Harness(page_size=page, overlap=overlap, end_tokens=frozenset({END}), seed=1, **options)
+    h = Constrained(page_size=page, overlap=overlap, end_tokens=frozenset({END}), seed=1, **options)
     h.scheduler._executor = executor
     for i, shape in enumerate(SHAPES.values()):
         constraint = shaped(shape, vocabulary=VOCABULARY)

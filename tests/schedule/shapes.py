@@ -5,7 +5,7 @@ import numpy as np
 from rtk.grammar.constraint import Constraint
 from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, write_row
 from rtk.plugin.testing.grammar import END, VOCABULARY
-from rtk.plugin.testing.harness import digest
+from rtk.plugin.testing.harness import Harness, digest
 
 SPECIAL = END + 1
 SPACE = [(b" \n", 0, 2)]
@@ -100,11 +100,22 @@ class Shapes(GrammarBackend):
             write_row(mask[row], matcher.allowed())
 
 
+class Constrained(Harness):
+    """A harness whose requests may have a constraint, made from the tokens that end their texts."""
+
+    def add(self, rid, prompt, *, constraint=None, **options):
+        verdict = super().add(rid, prompt, **options)
+        if constraint is not None and verdict.accepted:
+            request = self.scheduler._requests[rid]
+            request.constraint = constraint(request.stop_token_ids)
+        return verdict
+
+
 BACKEND = Shapes()
 
 
 def shaped(pieces, *, backend=BACKEND, after=b"", vocabulary=VOCABULARY, name="shapes"):
-    """What `Harness.add` makes a request's constraint from."""
+    """What `Constrained.add` makes a request's constraint from."""
 
     def constraint(stops):
         matcher = backend.matcher(pieces, vocabulary)

@@ -4,17 +4,16 @@ import threading
 
 import numpy as np
 import pytest
-from shapes import DIGITS, OBJECT, QUOTED, SPECIAL, Shapes, alone, byte, moody, prefers, said, shaped, text
+from shapes import DIGITS, OBJECT, QUOTED, SPECIAL, Constrained, Shapes, alone, byte, moody, prefers, said, shaped, text
 
 from rtk.plugin.grammar import Vocabulary
 from rtk.plugin.testing.grammar import END, VOCABULARY
-from rtk.plugin.testing.harness import Harness
 
 ENDS = frozenset({END})
 
 
 def harness(script, **settings):
-    return Harness(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **settings})
+    return Constrained(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **settings})
 
 
 def books_are_closed(h):

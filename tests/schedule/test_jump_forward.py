@@ -4,11 +4,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes import DIGITS, OBJECT, QUOTED, ShapeMatcher, Shapes, alone, byte, moody, prefers, said, shaped, text
+from shapes import (
+    DIGITS,
+    OBJECT,
+    QUOTED,
+    Constrained,
+    ShapeMatcher,
+    Shapes,
+    alone,
+    byte,
+    moody,
+    prefers,
+    said,
+    shaped,
+    text,
+)
 
 from rtk.plugin.grammar import Vocabulary
 from rtk.plugin.testing.grammar import END, VOCABULARY
-from rtk.plugin.testing.harness import Harness
 
 ENDS = frozenset({END})
 LETTERS = [*text('"'), (b"aeioy", 3, 9), *text('"')]
@@ -17,7 +30,7 @@ TEN = [piece for i in range(10) for piece in [*text('{,"'[i > 0 :: 1][:1] + f'"l
 
 
 def harness(script, **options):
-    return Harness(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **options})
+    return Constrained(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **options})
 
 
 def books_are_closed(h):
