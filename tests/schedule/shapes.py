@@ -5,7 +5,7 @@ import numpy as np
 from rtk.grammar.constraint import Constraint
 from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, write_row
 from rtk.plugin.testing.grammar import END, VOCABULARY
-from rtk.plugin.testing.harness import digest
+from rtk.plugin.testing.harness import Harness, digest
 
 SPECIAL = END + 1
 SPACE = [(b" \n", 0, 2)]
@@ -20,13 +20,16 @@ QUOTED = [*text('"'), (bytes(range(97, 123)), 0, 5), *text('"')]
 OBJECT = [*text("{"), *SPACE, *text('"a"'), *SPACE, *text(":"), *SPACE, *DIGITS, *SPACE, *text("}")]
 
 
+KNOWN = {}
+
+
 class ShapeMatcher(Matcher):
     """Knows for each token so far where in the pieces the answer may be: (piece, bytes of it)."""
 
     max_rollback = 2**31
 
     def __init__(self, pieces, vocabulary, past=None):
-        self.pieces = pieces
+        self.pieces = tuple(pieces)
         self.vocabulary = vocabulary
         self.past = past or [self.closure({(0, 0)})]
 
@@ -53,7 +56,10 @@ class ShapeMatcher(Matcher):
         return places if data else frozenset()
 
     def allowed(self):
-        return [token for token in range(len(self.vocabulary.tokens)) if self.after(token) != frozenset()]
+        key = self.pieces, self.vocabulary, self.past[-1]
+        if key not in KNOWN:
+            KNOWN[key] = [t for t in range(len(self.vocabulary.tokens)) if self.after(t) != frozenset()]
+        return KNOWN[key]
 
     def accept(self, token):
         assert self.past[-1] is not None, "it has accepted an end"
@@ -94,11 +100,22 @@ class Shapes(GrammarBackend):
             write_row(mask[row], matcher.allowed())
 
 
+class Constrained(Harness):
+    """A harness whose requests may have a constraint, made from the tokens that end their texts."""
+
+    def add(self, rid, prompt, *, constraint=None, **options):
+        verdict = super().add(rid, prompt, **options)
+        if constraint is not None and verdict.accepted:
+            request = self.scheduler._requests[rid]
+            request.constraint = constraint(request.stop_token_ids)
+        return verdict
+
+
 BACKEND = Shapes()
 
 
 def shaped(pieces, *, backend=BACKEND, after=b"", vocabulary=VOCABULARY, name="shapes"):
-    """What `Harness.add` makes a request's constraint from."""
+    """What `Constrained.add` makes a request's constraint from."""
 
     def constraint(stops):
         matcher = backend.matcher(pieces, vocabulary)

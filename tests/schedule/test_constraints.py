@@ -4,17 +4,16 @@ import threading
 
 import numpy as np
 import pytest
-from shapes import DIGITS, OBJECT, QUOTED, SPECIAL, Shapes, alone, byte, moody, prefers, said, shaped, text
+from shapes import DIGITS, OBJECT, QUOTED, SPECIAL, Constrained, Shapes, alone, byte, moody, prefers, said, shaped, text
 
 from rtk.plugin.grammar import Vocabulary
 from rtk.plugin.testing.grammar import END, VOCABULARY
-from rtk.plugin.testing.harness import Harness
 
 ENDS = frozenset({END})
 
 
 def harness(script, **settings):
-    return Harness(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **settings})
+    return Constrained(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **settings})
 
 
 def books_are_closed(h):
@@ -305,7 +304,7 @@ ODD = [*text("qu"), (b"e", 1, 9)]
 def test_who_is_failed_by_its_backend_ends_with_an_error_and_nobody_else(fault, caplog):
     methods, problem = FAULTS[fault]
     backend = Odd(**methods)
-    h = harness(prefers(byte("d"), byte("e")))
+    h = harness(prefers(byte("d"), byte("e")), jump_forward=False)
     h.add("a", [1], constraint=shaped(OBJECT, backend=backend, name="odd"))
     h.add("q", [2], constraint=shaped(ODD, backend=backend, name="odd"))
     h.add("b", [3], max_new_tokens=9)
@@ -356,7 +355,7 @@ def test_a_backend_that_fails_on_many_at_once_and_on_nobody_alone_is_asked_one_b
 @pytest.mark.parametrize("method", ["fill_batch", "accept"])
 def test_a_backend_that_does_not_return_is_interrupted(method, monkeypatch, caplog):
     """The watchdog's strike is made by the loop itself, so that nothing depends on time."""
-    h = harness(prefers(byte("e")))
+    h = harness(prefers(byte("e")), jump_forward=False)
     watchdog = h.scheduler.health.watchdog
     monkeypatch.setattr(watchdog, "_thread", threading.get_ident())
 

@@ -11,9 +11,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, write_row
+from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, read_row, write_row
 
 Row = NDArray[np.int32]
+
+DRAFTS = 16
+"""Tokens that are guessed at once, at most: each is computed, whether it is kept or not."""
 
 State = Literal["open", "complete", "ended", "dead"]
 """The answer must go on; it may end here, or go on; it can only end; it can do neither."""
@@ -22,11 +25,14 @@ State = Literal["open", "complete", "ended", "dead"]
 class Constraint:
     """The state of one request's grammar. From one thread at a time; whatever the backend raises comes through.
 
-    Ask for the mask (`fill`) before each token, and say which came (`accept`). Before the first `fill`, and between
-    `accept` and the next one, it is `stale`.
+    Before each token its mask is made (`ask`, then `refine`), and it is told which token came (`accept`). Before the
+    first mask, and between a token and the next mask, it is `stale`.
     """
 
-    __slots__ = ("_marker", "_open", "_seen", "_stops", "_vocabulary", "backend", "matcher", "name", "stale", "state")
+    __slots__ = (
+        *("_marker", "_open", "_seen", "_stops", "_vocabulary", "_words"),
+        *("ahead", "backend", "drafts", "matcher", "name", "stale", "state"),
+    )
 
     def __init__(
         self,
@@ -47,13 +53,17 @@ class Constraint:
         self.name = name
         self._vocabulary = vocabulary
         self._stops = frozenset(token for token in stops if token < len(vocabulary.tokens))
-        words = words_of(vocabulary)
-        self._open = words.without(self._stops)
-        self._marker = words.marker(after) if after else None
+        self._words = words_of(vocabulary)
+        self._open = self._words.without(self._stops)
+        self._marker = self._words.marker(after) if after else None
         self._seen = 0  # bytes of the marker
         self.stale = True
         self.state: State = "open"
-        """After `fill`: see `State`."""
+        """After `refine`: see `State`."""
+        self.drafts: tuple[int, ...] = ()
+        """After `look_ahead`: tokens that the text may go on with, for all that the grammar leaves open."""
+        self.ahead: NDArray[np.int32] = np.zeros((0, vocabulary.words), dtype=np.int32)
+        """After `mask_drafts`: row i is the mask behind the first i + 1 drafts."""
 
     @property
     def thinking(self) -> bool:
@@ -67,6 +77,7 @@ class Constraint:
 
     def accept(self, token: int) -> bool:
         """Go on by a token. False, and nothing changed, where it is not allowed here."""
+        self.drafts = ()
         if token in self._stops:
             accepted = self._may_end()
             if accepted:
@@ -112,9 +123,34 @@ class Constraint:
         """Its row of the mask is lost."""
         self.stale = self.state != "ended"
 
-    def forced(self) -> bytes:
-        """Bytes that the text goes on with from here in any case; may be fewer than there are."""
-        return b"" if self._marker is not None else self.matcher.forced()
+    def look_ahead(self) -> None:
+        """Guess how the model writes what the grammar leaves it no choice of."""
+        self.drafts = ()
+        if self._marker is None and self.state == "open":
+            forced = self.matcher.forced()
+            if not isinstance(forced, bytes):
+                raise TypeError(f"answered a {type(forced).__name__}, not bytes")
+            self.drafts = self._words.written(forced, DRAFTS)
+
+    def behind_drafts(self, most: int) -> list["Constraint"]:
+        """Where it would stand behind each of the first `most` drafts, as far as they are allowed."""
+        state, states = self, []
+        for token in self.drafts[:most]:
+            state = state.fork()
+            if not state.accept(token):
+                break
+            states.append(state)
+        return states
+
+    def mask_drafts(self, states: list["Constraint"]) -> int:
+        """Make the masks behind its drafts; answers behind how many of them there is something to choose."""
+        self.ahead = np.empty((len(states), self.words), dtype=np.int32)
+        ask(states, self.ahead, range(len(states)))
+        for count, (state, row) in enumerate(zip(states, self.ahead, strict=True)):
+            state.refine(row)
+            if state.state in ("ended", "dead"):
+                return count
+        return len(states)
 
     def fork(self) -> "Constraint":
         """Another one in the same place; what happens to one does not touch the other."""
@@ -127,7 +163,7 @@ class Constraint:
 
 def ask(constraints: Sequence[Constraint], mask: NDArray[np.int32], rows: Sequence[int]) -> None:
     """Have the one backend of all these write their rows of the mask; `refine` makes them the requests'."""
-    mask[rows] = 0
+    mask[list(rows)] = 0
     asked = [(c.matcher, row) for c, row in zip(constraints, rows, strict=True) if not c.thinking]
     if asked:
         matchers, where = zip(*asked, strict=True)
@@ -149,6 +185,8 @@ class Words:
         """Allows the tokens that have bytes and end nothing."""
         write_row(self.open, [i for i, data in enumerate(self._tokens) if data and i not in vocabulary.ends])
         self._markers: dict[bytes, Marker] = {}
+        self._ids: dict[bytes, int] = {}
+        self._longest = 0
 
     def without(self, stops: Set[int]) -> Row:
         """`open` without these; not to be written to."""
@@ -161,6 +199,27 @@ class Words:
         if text not in self._markers:
             self._markers[text] = Marker(text, self._tokens, self.open)
         return self._markers[text]
+
+    def written(self, text: bytes, most: int) -> tuple[int, ...]:
+        """The first tokens of a text, at most so many, each the longest that fits; fewer where none does.
+
+        Much like what models write, though no tokenizer promises to split so. O(text * longest token).
+        """
+        if text and not self._ids:
+            allowed = reversed(read_row(self.open))  # of equal ones the first stays
+            self._ids = {self._tokens[i]: i for i in allowed}
+            self._longest = max(map(len, self._ids), default=0)
+        tokens: list[int] = []
+        start = 0
+        while start < len(text) and len(tokens) < most:
+            for stop in range(min(start + self._longest, len(text)), start, -1):
+                if (token := self._ids.get(text[start:stop])) is not None:
+                    break
+            else:
+                break
+            tokens.append(token)
+            start = stop
+        return tuple(tokens)
 
 
 _WORDS: WeakKeyDictionary[Vocabulary, Words] = WeakKeyDictionary()
@@ -183,7 +242,8 @@ class Marker:
         self.text = text
         self._back = _borders(text)
         tails = tuple(text[i:] for i in range(len(text)))
-        suspects = [i for i, data in enumerate(tokens) if data.startswith(tails) or text in data]
+        last = text[-1]
+        suspects = [i for i, data in enumerate(tokens) if last in data and (data.startswith(tails) or text in data)]
         self.rows = []
         """The tokens that may come where so many bytes of the text have come."""
         for seen in range(len(text)):

@@ -12,8 +12,8 @@ from rtk.plugin.grammar import WORD
 def apply_mask(logits: torch.Tensor, mask: NDArray[np.int32], rows: NDArray[np.int32]) -> None:
     """Set what row i of `mask` [m, words] does not allow to -inf in row `rows[i]` of `logits` [n, vocab], float32.
 
-    Bit i of word w is token WORD * w + i; tokens that no word stands for are not allowed. A NaN stays one on a CPU.
-    The host does not wait for a device.
+    Bit i of word w is token WORD * w + i; tokens that no word stands for are not allowed. A NaN stays one. The host
+    does not wait for a device.
     """
     if logits.is_cuda:
         _on_device(logits, mask, rows)
@@ -36,7 +36,7 @@ def _on_cpu(logits: NDArray[np.float32], mask: NDArray[np.int32], rows: NDArray[
         np.take(_limits(), allowed.view(np.uint8), axis=0, out=limits, mode="clip")
         own = logits[row]
         np.minimum(own[:known], limits.reshape(-1)[:known], out=own[:known])
-        own[known:] = -np.inf
+        np.minimum(own[known:], -np.inf, out=own[known:])
 
 
 def _on_device(logits: torch.Tensor, mask: NDArray[np.int32], rows: NDArray[np.int32]) -> None:

@@ -16,8 +16,9 @@ def forbid_kernel(logits, mask, rows, width, stride, words, block: tl.constexpr)
     inside = tokens < width
     word = tl.load(mask + i * words + tokens // 32, mask=inside & (tokens // 32 < words), other=0)
     forbidden = ((word >> (tokens % 32)) & 1) == 0
-    row = tl.load(rows + i).to(tl.int64)
-    tl.store(logits + row * stride + tokens, float("-inf"), mask=inside & forbidden)
+    own = logits + tl.load(rows + i).to(tl.int64) * stride + tokens
+    value = tl.load(own, mask=inside & forbidden, other=0.0)
+    tl.store(own, float("-inf"), mask=inside & forbidden & (value == value))  # a NaN stays, to be found
 
 
 def forbid(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:

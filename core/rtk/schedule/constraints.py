@@ -5,7 +5,8 @@ nobody vouches for is never sent. Requests without a grammar cost nothing here.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from rtk.schedule.flight import Flight
 from rtk.schedule.messages import Finish
 from rtk.schedule.request import Request, Status
 
+Answer = TypeVar("Answer")
+
 INSTEAD = "an error for the request"
 """What the host uses where a backend fails."""
 
@@ -25,8 +28,10 @@ INSTEAD = "an error for the request"
 class Constraints:
     """Owns the bitmap: a row for each request row, written when the request's grammar has moved."""
 
-    def __init__(self, rows: int, health: Health, counters: Counter[str]) -> None:
+    def __init__(self, rows: int, health: Health, counters: Counter[str], *, jump_forward: bool) -> None:
+        """`jump_forward`: whether tokens are guessed where a grammar leaves no choice."""
         self._rows = rows
+        self._jump_forward = jump_forward
         self._health = health
         self._counters = counters
         self._bits: NDArray[np.int32] | None = None
@@ -43,15 +48,10 @@ class Constraints:
         constraint = request.constraint
         if constraint is None:
             return None
-        try:
-            if self._health.watchdog.watched(constraint.accept, token):
-                return None
-            problem = f"accept() refused token {token}, which its mask allows"
-        except BaseException as error:
-            if not contained(error):
-                raise
-            problem = problem_of("accept", error)
-        return self._fault(constraint, problem)
+        accepted, problem = self._try("accept", lambda: constraint.accept(token))
+        if accepted:
+            return None
+        return self._fault(constraint, problem or f"accept() refused token {token}, which its mask allows")
 
     def complete(self, request: Request) -> bool:
         """Whether a request's grammar allows nothing more."""
@@ -69,43 +69,74 @@ class Constraints:
     def _renew(self, group: list[tuple[Request, Constraint]]) -> Iterator[tuple[Request, Finish]]:
         """The same for requests of one backend."""
         bits = self._bits_of(group[0][1])
-        problem = self._ask(group, bits)
-        if problem is not None and len(group) > 1:  # whose fault is it?
+        failed = self._ask(group, bits)
+        if failed and len(group) > 1:  # whose fault is it?
             alone = [ended for one in group for ended in self._renew([one])]
             if not alone:
-                self._health.fault(f"grammar plugin {group[0][1].name!r}", problem, "one answer after the other")
+                self._health.fault(f"grammar plugin {group[0][1].name!r}", failed, "one answer after the other")
             yield from alone
             return
         for request, constraint in group:
-            if problem is not None:
+            problem = failed
+            if not problem:
+                constraint.refine(bits[request.row])
+                if self._jump_forward:
+                    _, problem = self._try("forced", constraint.look_ahead)
+            if problem:
                 yield request, self._fault(constraint, problem)
-                continue
-            constraint.refine(bits[request.row])
-            if constraint.state == "ended":
+            elif constraint.state == "ended":
                 yield request, Finish(reason="stop")
             elif constraint.state == "dead":
                 self._counters["grammar_dead_ends"] += 1
                 yield request, _error("no token can follow here under the grammar", "grammar_dead_end")
 
-    def _ask(self, group: list[tuple[Request, Constraint]], bits: NDArray[np.int32]) -> str | None:
+    def _ask(self, group: list[tuple[Request, Constraint]], bits: NDArray[np.int32]) -> str:
         """Have a backend write the rows of these; answers what went wrong."""
+        constraints, rows = [constraint for _, constraint in group], [request.row for request, _ in group]
+        _, problem = self._try("fill_batch", lambda: ask(constraints, bits, rows))
+        return problem
+
+    def _try(self, what: str, act: Callable[[], Answer]) -> tuple[Answer | None, str]:
+        """The answer of something that has a backend's code in it, or none and what went wrong."""
         try:
-            rows = [request.row for request, _ in group]
-            self._health.watchdog.watched(ask, [constraint for _, constraint in group], bits, rows)
+            return self._health.watchdog.watched(act), ""
         except BaseException as error:
             if not contained(error):
                 raise
-            return problem_of("fill_batch", error)
-        return None
+            return None, problem_of(what, error)
 
-    def mask(self, requests: list[Request]) -> Mask | None:
-        """The masks of these, which are up to date, those that have ended left out. A copy: it is read later."""
-        rows = [i for i, r in enumerate(requests) if r.constraint is not None and r.status is Status.RUNNING]
-        if not rows:
-            return None
-        assert self._bits is not None, "no mask was made"
-        assert not any(requests[i].constraint.stale for i in rows), "a mask is out of date"  # type: ignore[union-attr]
-        return Mask(np.array(rows, dtype=np.int32), self._bits[[requests[i].row for i in rows]])
+    def mask(self, flight: Flight) -> Mask | None:
+        """The masks of a step, which are up to date; none for who has ended. A copy: it is read later."""
+        rows: list[int] = []
+        words: list[NDArray[np.int32]] = []
+        at = 0
+        for request, row in zip(flight.batch, flight.plan.rows, strict=True):
+            constraint = request.constraint
+            if row.samples and constraint is not None and request.status is Status.RUNNING:
+                assert self._bits is not None and not constraint.stale, "a mask is out of date"
+                rows += range(at, at + row.samples)
+                words += [self._bits[request.row : request.row + 1], constraint.ahead[: row.samples - 1]]
+            at += row.samples
+        return Mask(np.array(rows, dtype=np.int32), np.concatenate(words)) if rows else None
+
+    # --- jump-forward -------------------------------------------------------------------------------------------
+
+    def borne_out(self, request: Request, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Of what was sampled before and behind each guess: up to the first that was guessed otherwise."""
+        assert request.constraint is not None, "tokens are guessed under a grammar only"
+        right = [token == guess for token, guess in zip(tokens, request.constraint.drafts, strict=False)]
+        return tokens[: [*right, False].index(False) + 1]
+
+    def draft(self, request: Request, most: int) -> tuple[int, Finish | None]:
+        """How many tokens of a request are guessed next, with their masks made; how it ends if its backend fails."""
+        constraint = request.constraint
+        if constraint is None or not constraint.drafts or most < 1:
+            return 0, None
+        states, problem = self._try("accept", lambda: constraint.behind_drafts(most))
+        if states is None:
+            return 0, self._fault(constraint, problem)
+        count, problem = self._try("fill_batch", lambda: constraint.mask_drafts(states))
+        return count or 0, None if count is not None else self._fault(constraint, problem)
 
     def _bits_of(self, constraint: Constraint) -> NDArray[np.int32]:
         """All of an engine's grammars are over one vocabulary."""

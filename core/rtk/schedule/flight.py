@@ -28,6 +28,11 @@ class Flight:
     garbage: list[Slots] = field(default_factory=list)
     """Slots that nobody refers to any more, except this step."""
 
+    @property
+    def guesses(self) -> bool:
+        """Whether it computes tokens that were guessed: how far its requests get is known when it is taken in."""
+        return any(row.samples > 1 for row in self.plan.rows)
+
     def sampling(self) -> list[Request]:
         """The requests of the rows that sample. O(rows)."""
         return [request for request, row in zip(self.batch, self.plan.rows, strict=True) if row.samples]
@@ -67,8 +72,8 @@ def launch(executor: Executor, plan: StepPlan, batch: list[Request]) -> Flight:
         computation = None
         log.exception("step %d could not be launched; its %d requests end with an error", plan.step, len(batch))
     flight = Flight(plan, batch, prefills, computation, None)
-    if sampling := flight.sampling():
-        flight.inputs = sample_inputs(sampling)
+    if samples := [(r, r.sampled + i) for r, row in zip(batch, plan.rows, strict=True) for i in range(row.samples)]:
+        flight.inputs = sample_inputs(samples)
     for request, row in zip(batch, plan.rows, strict=True):
         request.in_flight += 1
         request.launched_len = request.planned_len

@@ -133,6 +133,14 @@ class Request:
         if self.constraint is not None:
             self.constraint.moved()
 
+    def forget_guesses(self) -> None:
+        """Go on behind what was taken in: what was guessed beyond that is computed anew. Called with nothing in flight.
+
+        Slots behind that stay its own.
+        """
+        self.planned_len = self.launched_len = self.computed_len
+        self.sampled = len(self.output)
+
     def computed_tokens(self) -> bytes:
         """The packed tokens whose K/V is in the pool. O(length)."""
         return bytes(self.tokens[: self.computed_len * 4])

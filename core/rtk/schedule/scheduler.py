@@ -75,6 +75,8 @@ COUNTERS = (
     "sampling_errors",
     "grammar_dead_ends",
     "grammar_faults",
+    "jump_forward_steps",
+    "jump_forward_tokens",
     "commit_failures",
     "invariant_violations",
 )
@@ -121,7 +123,7 @@ class Scheduler:
         self._running = Running(pools)
         self._ledger = Ledger()
         self.counters: Counter[str] = Counter()
-        self._constraints = Constraints(limits.max_running, health, self.counters)
+        self._constraints = Constraints(limits.max_running, health, self.counters, jump_forward=settings.jump_forward)
         self._batches = Batches(
             pools=pools,
             queue=queue,
@@ -129,6 +131,7 @@ class Scheduler:
             limits=limits,
             settings=settings,
             ledger=self._ledger,
+            constraints=self._constraints,
             counters=self.counters,
             clock=clock,
             rng=random.Random(rng.getrandbits(64)),  # its own: what a policy draws moves no request's seed
@@ -334,10 +337,9 @@ class Scheduler:
         """Start the sampling of a step, if it was not."""
         if flight.inputs is None:
             return
-        sampling = flight.sampling()
-        for request, finish in self._constraints.renew(sampling):
+        for request, finish in self._constraints.renew(flight.sampling()):
             self._end(request, finish)
-        flight.sample(self._constraints.mask(sampling))
+        flight.sample(self._constraints.mask(flight))
 
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -353,6 +355,7 @@ class Scheduler:
         self._ledger.retired(flight.plan.step, self._clock())
         self.counters["steps"] += 1
         self.counters["steps_failed"] += result is None
+        self.counters["jump_forward_steps"] += flight.guesses
         sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
@@ -388,10 +391,16 @@ class Scheduler:
             self.counters["sampling_errors"] += 1
             self.fail(request, result.errors[sampled])
         else:
-            request.computed_len += row.q_len
+            guesses = max(0, row.samples - 1)
+            request.computed_len += row.q_len - guesses
             if prefill:
                 self._running.cache_computed(request)
-            self._advance(request, result.tokens[sampled] if row.samples else ())
+            tokens = result.tokens[sampled] if row.samples else ()
+            if guesses:
+                tokens = self._constraints.borne_out(request, tokens)
+            self._advance(request, tokens)
+            if guesses:
+                request.forget_guesses()
 
     def _advance(self, request: Request, tokens: tuple[int, ...]) -> None:
         """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
@@ -402,7 +411,10 @@ class Scheduler:
                 self.counters["middle_chunks"] += 1
         if request.first_token_s is None:
             request.first_token_s = self._clock()
-        for token in tokens:
+        for place, token in enumerate(tokens):
+            if place:  # the token before it was guessed, and computed along
+                request.computed_len += 1
+                self.counters["jump_forward_tokens"] += 1
             if (fault := self._constraints.accept(request, token)) is not None:
                 self._end(request, fault)
                 return
@@ -425,9 +437,9 @@ class Scheduler:
             return Finish(reason="stop" if self._constraints.complete(request) else "length")
         return None
 
-    def fail(self, request: Request, problem: str) -> None:
+    def fail(self, request: Request, problem: str, code: str = "generation_failed") -> None:
         """End a request with an error."""
-        self._end(request, Finish(reason="error", problem=problem))
+        self._end(request, Finish(reason="error", problem=problem, code=code))
 
     def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.

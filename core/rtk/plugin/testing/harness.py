@@ -1,12 +1,11 @@
 """A whole scheduler over a scripted model, driven step by step, with its books checked after each."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace, pack
-from rtk.grammar.constraint import Constraint
 from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.host import installed
 from rtk.plugin.info import CAPABILITIES, NEED_CACHE
@@ -57,6 +56,7 @@ class Harness:
     overlap: bool = False
     lazy: bool = False
     """Whether a step is computed as late as an executor may."""
+    jump_forward: bool = True
     pin_budget: int | None = None
     max_queue: int | None = None
     max_wait_s: float | None = None
@@ -100,6 +100,7 @@ class Harness:
                 mixed_chunk=self.mixed_chunk,
                 retraction=self.retraction,
                 overlap=self.overlap,
+                jump_forward=self.jump_forward,
                 max_queue=self.max_queue,
                 max_wait_s=self.max_wait_s,
             ),
@@ -141,13 +142,9 @@ class Harness:
         tenant: str = "",
         routing_key: str = "",
         deadline_s: float | None = None,
-        constraint: Callable[[frozenset[int]], Constraint] | None = None,
         **params: Any,
     ) -> Verdict:
-        """Send a request; greedy unless told otherwise. Returns its verdict.
-
-        `constraint`: what its answer must look like, made from the tokens that end it.
-        """
+        """Send a request; greedy unless told otherwise. Returns its verdict."""
         new = NewRequest(
             rid=rid,
             tokens=pack(prompt),
@@ -159,9 +156,6 @@ class Harness:
             deadline_s=deadline_s,
         )
         self.send(new)
-        if constraint is not None and self.verdicts[rid].accepted:
-            request = self.scheduler._requests[rid]
-            request.constraint = constraint(request.stop_token_ids)
         return self.verdicts[rid]
 
     def abort(self, rid: str) -> None:

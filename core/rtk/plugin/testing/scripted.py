@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtk.plugin.grammar import WORD, read_row
-from rtk.schedule.batch import SAMPLED_LAST, Mask, Row, SampleInputs, StepPlan, StepResult
+from rtk.schedule.batch import SAMPLED_LAST, Mask, Row, SampleInputs, StepPlan, StepResult, by_row
 
 Answer = int | NDArray[np.float32]
 Script = Callable[[list[int]], Answer]
@@ -72,14 +72,20 @@ class ScriptedExecutor:
             self._pending.popleft().compute()
 
     def answers(self, plan: StepPlan) -> list[Answer]:
-        """Write the step's tokens, and ask the script about each row that samples."""
+        """Write the step's tokens, and ask the script about each sample."""
         for write in plan.writes:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = write.slots
         for row, stretch in _stretches(plan):
             tokens = plan.tokens[stretch]
             tokens = np.where(tokens == SAMPLED_LAST, self._sampled_last[row.req_row], tokens)
             self._write(row, tokens, plan.slots[stretch])
-        return [self._script(self.history(row)) for row in plan.rows if row.samples]
+        return [
+            self._script(history[: len(history) - behind])
+            for row in plan.rows
+            if row.samples
+            for history in [self.history(row)]
+            for behind in reversed(range(row.samples))
+        ]
 
     def remember(self, plan: StepPlan, tokens: tuple[tuple[int, ...], ...]) -> None:
         """Keep what every row sampled, for steps that name `SAMPLED_LAST`; 0 for a row that failed."""
@@ -132,7 +138,7 @@ class ScriptedInFlight:
             self._failure = error
 
     def sample(self, inputs: SampleInputs) -> None:
-        """Sample the rows that were answered with logits."""
+        """Sample where the answer is logits."""
         self._inputs = inputs
         self._sample()
 
@@ -152,7 +158,7 @@ class ScriptedInFlight:
             tokens += one.tokens
             if one.errors:
                 errors[i] = one.errors[0]
-        self._result = StepResult(tuple(tokens), errors)
+        self._result = by_row(StepResult(tuple(tokens), errors), self._plan.rows)
         self._executor.remember(self._plan, self._result.tokens)
 
     def result(self) -> StepResult:
@@ -173,7 +179,7 @@ def _stretches(plan: StepPlan) -> Iterator[tuple[Row, slice]]:
 
 def _names_only_what_was_sampled(plan: StepPlan, before: StepPlan | None) -> bool:
     """Whether `SAMPLED_LAST` stands only where a row of one token goes on where the step before sampled."""
-    sampled = {(row.req_row, row.start + row.q_len) for row in (before.rows if before else ()) if row.samples}
+    sampled = {(row.req_row, row.start + row.q_len) for row in (before.rows if before else ()) if row.samples == 1}
     return all(
         row.q_len == 1 and (row.req_row, row.start) in sampled
         for row, stretch in _stretches(plan)
