@@ -275,6 +275,11 @@ class GrammarConfig(PluginSection):
         description="characters of white space between two tokens of a JSON answer, at most",
         json_schema_extra=flag("--grammar-whitespace"),
     )
+    jump_forward: bool = Field(
+        default=True,
+        description="compute several tokens at once where a form leaves little choice; changes no answer",
+        json_schema_extra=flag("--jump-forward"),
+    )
     verify: bool = Field(
         default=False,
         description="check every finished answer that has a form once more, with jsonschema, and report the result",

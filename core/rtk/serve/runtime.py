@@ -195,6 +195,7 @@ def _scheduler(
             mixed_chunk=config.schedule.mixed_chunk,
             retraction=config.schedule.retraction,
             overlap=computing.overlap,
+            jump_forward=config.grammar.jump_forward,
             max_queue=config.schedule.max_queue,
             max_wait_s=config.schedule.max_wait_s,
         ),
