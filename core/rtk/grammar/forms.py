@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
 
 from rtk.errors import RequestError, one_line
@@ -167,6 +168,11 @@ class Forms:
         verify = self._verify if asked.verify is None else asked.verify
         return ServedForm(order=order, verdict=found.verdict, reasons=found.reasons, asked=asked, verify=verify)
 
+    def libraries(self) -> dict[str, dict[str, str]]:
+        """The backends in the order in which they are asked, each with the version of the library behind it."""
+        named = {name: backend.library for name, backend in self._backends.items()}
+        return {name: {library: _version(library)} if library else {} for name, library in named.items()}
+
     def _choose(self, kind: str, text: str, whitespace: int) -> _Choice:
         read = _read(kind, text)
         spec = Spec(read.kind, read.text, whitespace)
@@ -185,6 +191,13 @@ class Forms:
         if not narrowed:
             raise _refusal(read, refused)
         return min(narrowed, key=lambda one: len(one.reasons))
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _text(asked: AskedForm, field: str) -> tuple[str, str]:

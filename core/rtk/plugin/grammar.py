@@ -124,6 +124,8 @@ class GrammarBackend(ABC):
 
     spec_kinds: ClassVar[frozenset[str]]
     """Of `SPEC_KINDS`: what it understands. It is asked about no other."""
+    library: ClassVar[str] = ""
+    """The package that does the work, where that is somebody else's: operators are told which version is there."""
 
     @abstractmethod
     def judge(self, spec: Spec) -> Judgement:

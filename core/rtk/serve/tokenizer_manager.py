@@ -154,6 +154,11 @@ class TokenizerManager:
         """The deltas of one request; see `generate_batch`."""
         return self.generate_batch([request], request.rid)
 
+    @property
+    def grammar_libraries(self) -> dict[str, dict[str, str]]:
+        """The grammar backends in use, see `Forms.libraries`."""
+        return {} if self._forms is None else self._forms.libraries()
+
     async def form(self, asked: AskedForm) -> ServedForm:
         """Who sees to it that an answer has the form that is asked for, and how far.
 
