@@ -29,8 +29,10 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 class Random:
     """Schemas and documents."""
 
-    def __init__(self, rng):
+    def __init__(self, rng, depth=3, applied=0.5):
         self.rng = rng
+        self.depth = depth
+        self.share = applied
         self.defs = 0
 
     def some(self, values, low, high):
@@ -40,7 +42,7 @@ class Random:
 
     def root(self):
         self.defs = self.rng.choice((0, 0, 0, 1, 2, 3))
-        schema = self.schema(3)
+        schema = self.schema(self.depth)
         if self.defs and isinstance(schema, dict):
             schema["$defs"] = {f"d{i}": self.schema(2) for i in range(self.defs)}
         elif self.defs:
@@ -55,7 +57,7 @@ class Random:
             ref = {"$ref": f"#/$defs/d{rng.randrange(self.defs)}"}
             return ref if rng.random() < 0.7 else ref | self.plain(depth - 1)
         schema = self.plain(depth)
-        if depth > 0 and rng.random() < 0.5:
+        if depth > 0 and rng.random() < self.share:
             schema |= self.applied(depth - 1)
         return schema
 

@@ -1,4 +1,4 @@
-"""The public set of schemas: each normalises or is refused as it says, and its texts are judged alike before and after."""
+"""The public set of schemas: each is brought into normal form, which judges its texts alike, or refused as it says."""
 
 import json
 from pathlib import Path
