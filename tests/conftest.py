@@ -32,7 +32,8 @@ def pytest_generate_tests(metafunc):
     """`stepwise` tests look at single steps, and run with one loop only."""
     names = vars(metafunc.module).values()
     schedules = any(
-        value is Harness or value is ScriptedExecutor or getattr(value, "__module__", None) == "real_server"
+        (isinstance(value, type) and issubclass(value, Harness | ScriptedExecutor))
+        or getattr(value, "__module__", None) == "real_server"
         for value in names
     )
     if schedules and not metafunc.definition.get_closest_marker("stepwise"):

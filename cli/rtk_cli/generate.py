@@ -1,5 +1,6 @@
 """`rtk generate`: one answer to one prompt, printed as it comes."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,12 @@ def generate(
     top_k: Annotated[int, typer.Option(help="keep this many of the likeliest tokens; -1: all")] = -1,
     seed: Annotated[int | None, typer.Option(help="the same seed gives the same text; default: drawn")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer; repeatable")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="file with a JSON Schema that the answer is valid under")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="regular expression that the whole answer matches")] = None,
+    ebnf: Annotated[Path | None, typer.Option(help="file with a grammar that the answer follows")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="text that the answer may be; repeatable")] = None,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="wrap the prompt in the chat template; default: when there is one"),
@@ -29,7 +36,7 @@ def generate(
     """Answer one prompt on the command line."""
     from rtk.engine import Engine
 
-    params = {
+    params: dict[str, object] = {
         "max_new_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
@@ -37,7 +44,24 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
+    forms = {
+        "json_schema": None if json_schema is None else _read(json_schema),
+        "regex": regex,
+        "ebnf": None if ebnf is None else _read(ebnf),
+        "choice": choice or None,
+    }
+    params |= {name: value for name, value in forms.items() if value is not None}
     with Engine(loaded.config, fetching=transfer_bars) as engine:
         for chunk in engine.stream(prompt, params, chat=chat):
             typer.echo(chunk.text, nl=False)
     typer.echo()
+
+
+def _read(path: Path) -> str:
+    """The text of a file. Raises `ConfigError`."""
+    from rtk.errors import ConfigError, one_line
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rtk.config.load import config_from
 from rtk.config.models import Config
 from rtk.errors import RequestError
+from rtk.grammar.forms import ServedForm, asked_form
 from rtk.schedule.messages import CacheReport, Finish, PinState
 from rtk.serve.explanation import CacheExplanation
 from rtk.serve.request_explanation import RequestExplanation
@@ -35,6 +36,14 @@ class Generation:
     cached_tokens: int
     """Prompt tokens that came from the prefix cache."""
     finish: Finish
+    thought: str = ""
+    """Of the text: what the model thinks before it answers."""
+    content: str = ""
+    """Of the text: the answer."""
+    form: ServedForm | None = None
+    """Who saw to the form of the answer, and how far."""
+    verified: bool | None = None
+    """Where it was to be checked (`grammar_verify`): whether the answer has its form; None: that cannot be told."""
 
 
 class Engine:
@@ -110,10 +119,11 @@ class Engine:
         """Answer one prompt, or several together; waits for the end.
 
         A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
-        by the fields of `SamplingParams`. Only prompts with the same `cache_salt` share what the cache has of them.
-        `priority`, `routing_key` and `tenant` are for policies that read them; with others they have no effect. What
-        has not ended `deadline_ms` after its arrival fails. Raises `RequestError` where a prompt is refused or fails;
-        the others are aborted.
+        by the fields of `SamplingParams`, and may say what the answer must look like by one of
+        `rtk.grammar.forms.KINDS`, such as `json_schema`, with `grammar_whitespace` and `grammar_verify`. Only prompts
+        with the same `cache_salt` share what the cache has of them. `priority`, `routing_key` and `tenant` are for
+        policies that read them; with others they have no effect. What has not ended `deadline_ms` after its arrival
+        fails. Raises `RequestError` where a prompt is refused or fails; the others are aborted.
         """
         handling = {
             "cache_salt": cache_salt,
@@ -122,9 +132,15 @@ class Engine:
             "deadline_ms": deadline_ms,
             "tenant": tenant,
         }
+        form, params = self._form(params)
         if _are_several(prompts):
-            return self._wait(self._collect, [_request(prompt, params, **handling) for prompt in prompts])
-        return self._wait(self._collect, [_request(cast("Prompt", prompts), params, **handling)])[0]
+            return self._wait(self._collect, [_request(prompt, params, form, **handling) for prompt in prompts])
+        return self._wait(self._collect, [_request(cast("Prompt", prompts), params, form, **handling)])[0]
+
+    def _form(self, params: Mapping[str, Any] | None) -> tuple[ServedForm | None, Mapping[str, Any]]:
+        """Who sees to the form that parameters ask for, and the other parameters. Raises `RequestError`."""
+        asked, others = asked_form(params or {})
+        return None if asked is None else self._wait(self._manager.form, asked), others
 
     async def _collect(self, requests: list[GenerateRequest]) -> list[Generation]:
         if not requests:
@@ -133,7 +149,7 @@ class Engine:
         async with contextlib.aclosing(self._manager.generate_batch(requests)) as stream:
             async for delta in stream:
                 deltas[delta.index].append(delta)
-        return [_joined(own) for own in deltas]
+        return [_joined(own, request.form) for own, request in zip(deltas, requests, strict=True)]
 
     def stream(
         self,
@@ -154,9 +170,11 @@ class Engine:
         """
         if isinstance(prompt, str) and (chat or (chat is None and self._manager.tokenizer.has_chat_template)):
             prompt = Chat([{"role": "user", "content": prompt}])
+        form, params = self._form(params)
         request = _request(
             prompt,
             params,
+            form,
             rid=rid,
             cache_salt=cache_salt,
             priority=priority,
@@ -269,9 +287,12 @@ def _are_several(prompts: Prompt | list[Prompt]) -> TypeGuard[list[Prompt]]:
     )
 
 
-def _request(prompt: Prompt, params: Mapping[str, Any] | None = None, **more: Any) -> GenerateRequest:
+def _request(
+    prompt: Prompt, params: Mapping[str, Any] | None = None, form: ServedForm | None = None, **more: Any
+) -> GenerateRequest:
     sampling = {name: _plain(value) for name, value in (params or {}).items()}
-    return GenerateRequest(prompt=_plain(prompt), sampling=sampling, **{k: _plain(v) for k, v in more.items()})
+    handling = {name: _plain(value) for name, value in more.items()}
+    return GenerateRequest(prompt=_plain(prompt), sampling=sampling, form=form, **handling)
 
 
 def _plain(value: Any) -> Any:
@@ -286,7 +307,7 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.ndim == 1 and array.dtype.kind in "iu" else value
 
 
-def _joined(deltas: list[Delta]) -> Generation:
+def _joined(deltas: list[Delta], form: ServedForm | None) -> Generation:
     last = deltas[-1]
     assert last.finish is not None, "an iterator ends with a finish"
     return Generation(
@@ -295,6 +316,10 @@ def _joined(deltas: list[Delta]) -> Generation:
         prompt_tokens=last.prompt_tokens,
         cached_tokens=last.cached_tokens,
         finish=last.finish,
+        thought="".join(delta.thought for delta in deltas),
+        content="".join(delta.content for delta in deltas),
+        form=form,
+        verified=last.verified,
     )
 
 

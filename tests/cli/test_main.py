@@ -247,9 +247,10 @@ def test_generate_prints_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [4, ("say hello", expected, None), "closed"]
 
 
-@pytest.mark.parametrize(("flag", "chat"), [("--chat", True), ("--raw", False)])
-def test_generate_can_be_told_how_to_wrap(monkeypatch: pytest.MonkeyPatch, flag: str, chat: bool) -> None:
-    told = []
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list:
+    """What `rtk generate` asks of its engine: parameters, and how to wrap the prompt."""
+    told: list = []
 
     class Engine:
         def __init__(self, config: Config, *, fetching: object) -> None: ...
@@ -260,9 +261,31 @@ def test_generate_can_be_told_how_to_wrap(monkeypatch: pytest.MonkeyPatch, flag:
         def __exit__(self, *error: object) -> None: ...
 
         def stream(self, prompt: str, params: dict, *, chat: bool | None) -> list:
-            told.append(chat)
+            told.append((params, chat))
             return []
 
     monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
+    return told
+
+
+@pytest.mark.parametrize(("flag", "chat"), [("--chat", True), ("--raw", False)])
+def test_generate_can_be_told_how_to_wrap(told: list, flag: str, chat: bool) -> None:
     assert run("generate", "x", flag)[0] == 0
-    assert told == [chat]
+    assert told[0][1] is chat
+
+
+def test_generate_can_be_told_what_the_answer_must_look_like(told: list, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "null"}')
+    (tmp_path / "grammar").write_text('root ::= "a"')
+    for flags, wanted in (
+        (("--json-schema", str(tmp_path / "schema.json")), {"json_schema": '{"type": "null"}'}),
+        (("--ebnf", str(tmp_path / "grammar")), {"ebnf": 'root ::= "a"'}),
+        (("--regex", "a+"), {"regex": "a+"}),
+        (("--choice", "a", "--choice", "b"), {"choice": ["a", "b"]}),
+    ):
+        assert run("generate", "x", *flags)[0] == 0
+        params, _ = told.pop()
+        assert wanted.items() <= params.items()
+        assert len({"json_schema", "ebnf", "regex", "choice"} & params.keys()) == 1
+    code, _, err = run("generate", "x", "--ebnf", str(tmp_path / "none"))
+    assert (code, err.startswith(f"error: {tmp_path / 'none'} cannot be read: FileNotFoundError")) == (1, True)

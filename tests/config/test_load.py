@@ -20,7 +20,12 @@ from rtk.plugin.registry import Failure, Origin, Registered, Registry
 
 KEYS = list(walk(config_model(installed())))
 EVICTION = ", ".join(installed().names("eviction"))
-OTHER_PLUGINS = {"eviction.policy": "slru", "schedule.policy": "hrrn", "attention.backend": "torch"}
+OTHER_PLUGINS = {
+    "eviction.policy": "slru",
+    "schedule.policy": "hrrn",
+    "attention.backend": "torch",
+    "grammar.backend": "none",
+}
 
 
 class Knobs(Options):

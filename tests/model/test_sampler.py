@@ -9,12 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rtk.model.sampler import HEAD, NON_FINITE, sample
-from rtk.schedule.batch import SampleInputs
+from rtk.plugin.grammar import write_row
+from rtk.schedule.batch import Mask, SampleInputs
 
 NAN, INF = math.nan, math.inf
 
 
-def inputs(n, *, temperature=1.0, top_p=1.0, top_k=-1, uniform=0.5, banned=None) -> SampleInputs:
+def inputs(n, *, temperature=1.0, top_p=1.0, top_k=-1, uniform=0.5, banned=None, mask=None) -> SampleInputs:
     """The same for all n rows, or one value for each."""
 
     def row(value, dtype):
@@ -26,6 +27,7 @@ def inputs(n, *, temperature=1.0, top_p=1.0, top_k=-1, uniform=0.5, banned=None)
         top_k=row(top_k, np.int32),
         uniform=row(uniform, np.float64),
         banned=banned or {},
+        mask=mask,
     )
 
 
@@ -243,3 +245,41 @@ def test_equals_the_reference_alone_and_in_a_batch(rows, width):
         )
         assume(near > 1e-5)
         assert together[i] == expected
+
+
+# Masks
+
+
+def masked(rows, width):
+    """From {sampling row: allowed tokens}."""
+    words = np.zeros((len(rows), -(-width // 32)), np.int32)
+    for row, allowed in zip(words, rows.values(), strict=True):
+        write_row(row, allowed)
+    return Mask(np.array(list(rows), np.int32), words)
+
+
+def test_a_mask_comes_before_everything_else():
+    logits = [[9.0, 8.0, 7.0, 6.0, 5.0]] * 4
+    mask = masked({1: [2, 4], 3: [3, 4]}, 5)
+    assert draw(logits, temperature=[0, 0, 1, 1], top_k=1, mask=mask) == [0, 2, 0, 3]
+    assert draw(logits, top_p=0.0, mask=mask) == [0, 2, 0, 3]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 7}, {"top_k": 300}, {"top_p": 0.7}])
+def test_a_masked_row_is_sampled_as_if_there_were_no_other_tokens(params):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, (40, 90)).astype(np.float32)
+    uniform = rng.random(40)
+    allowed = [np.flatnonzero(rng.random(90) < share) for share in np.linspace(0.05, 1, 40)]
+    found = draw(logits, uniform=uniform, mask=masked(dict(enumerate(allowed)), 90), **params)
+    assert found == [
+        ids[draw(row[None, ids], uniform=u, **params)[0]] for row, ids, u in zip(logits, allowed, uniform, strict=True)
+    ]
+
+
+def test_a_row_whose_mask_leaves_nothing_and_one_with_nan_get_an_error():
+    logits = torch.tensor([[1.0, 2.0], [1.0, NAN], [1.0, -INF], [1.0, 2.0]])
+    mask = masked({0: [], 1: [0], 2: [1], 3: [0]}, 2)
+    result = sample(logits, inputs(4, temperature=0, mask=mask), vocab_size=2).result()
+    assert result.tokens == ((), (), (), (0,))
+    assert result.errors == dict.fromkeys([0, 1, 2], NON_FINITE)

@@ -56,7 +56,7 @@ def test_server_info(http):
         "context_length": 128,
         "default_sampling": {},
     }
-    assert (info["in_flight"], info["stats"]) == (0, {"running": 0})
+    assert (info["in_flight"], info["stats"], info["grammar"]) == (0, {"running": 0}, {})
 
 
 def test_server_info_of_a_folder_whose_name_is_no_text():

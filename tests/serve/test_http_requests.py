@@ -123,9 +123,8 @@ ASKS = {
     "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
     "logit_bias": {"5": 1}, "bad_words": ["x"], "token_ids_logprob": [1], "n": 2, "best_of": 2, "logprobs": True,
     "top_logprobs": 3, "prompt_logprobs": 0, "echo": True, "suffix": "x", "tools": [{}], "tool_choice": "required",
-    "functions": [{}], "function_call": {"name": "f"}, "response_format": {"type": "json_object"}, "guided_json": {},
-    "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x", "structured_outputs": {}, "json_schema": "{}",
-    "regex": "a", "ebnf": "x", "structural_tag": {}, "lora": "a", "lora_path": "a", "adapter": "a",
+    "functions": [{}], "function_call": {"name": "f"}, "guided_whitespace_pattern": "x", "guided_decoding_backend": "x",
+    "lora": "a", "lora_path": "a", "adapter": "a",
     "extra_key": "a", "session_params": {}, "input_embeds": [[0.5]],
     "use_beam_search": True, "modalities": ["text", "audio"], "audio": {}, "logprob_start_len": 0,
     "skip_special_tokens": False, "chat_template": "x", "reasoning_effort": "low", "add_generation_prompt": False,
@@ -135,7 +134,7 @@ ASKS_NOTHING = {
     "min_p": 0, "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
     "bad_words": [], "token_ids_logprob": [], "n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0,
     "echo": False, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none",
-    "response_format": {"type": "text"}, "use_beam_search": False, "modalities": ["text"],
+    "use_beam_search": False, "modalities": ["text"],
     "skip_special_tokens": True, "add_generation_prompt": True, "logprob_start_len": -1,
 }  # fmt: skip
 
@@ -163,10 +162,10 @@ def test_true_is_not_one_and_zero_is_not_false(http):
 
 
 def test_inside_sampling_params_too(http):
-    error = error_of(http.generate(text="x", sampling_params={"regex": "a+"}))
+    error = error_of(http.generate(text="x", sampling_params={"min_p": 0.5}))
     assert (error["param"], error["message"][:40]) == (
-        "sampling_params.regex",
-        '"sampling_params.regex" is not supported',
+        "sampling_params.min_p",
+        '"sampling_params.min_p" is not supported',
     )
 
 

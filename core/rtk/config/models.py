@@ -149,6 +149,11 @@ class ModelConfig(Section):
     served_name: str | None = Field(
         default=None, min_length=1, description="model name that clients see; null: last part of the path"
     )
+    thinking_end: str = Field(
+        default="auto",
+        min_length=1,
+        description="text that ends the model's thinking; auto: </think> where that is a token; none: it never thinks",
+    )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
     cache_dir: Annotated[Path, AfterValidator(_at_home)] = Field(
         default_factory=_cache_dir, description="folder for fetched and imported models"
@@ -272,6 +277,81 @@ class AttentionConfig(PluginSection):
     )
 
 
+class GrammarConfig(PluginSection):
+    """Who sees to it that answers have the form that clients ask for, and what that may cost."""
+
+    kind = "grammar"
+    choice = "backend"
+
+    backend: PluginName = Field(
+        default="auto",
+        description="grammar plugin; auto: all that are installed; none: no request may ask for a form",
+        json_schema_extra=flag("--grammar"),
+    )
+    whitespace: int = Field(
+        default=8,
+        ge=0,
+        le=256,
+        description="characters of white space between two tokens of a JSON answer, at most",
+        json_schema_extra=flag("--grammar-whitespace"),
+    )
+    jump_forward: bool = Field(
+        default=True,
+        description="compute several tokens at once where a form leaves little choice; changes no answer",
+        json_schema_extra=flag("--jump-forward"),
+    )
+    verify: bool = Field(
+        default=False,
+        description="check every finished answer that has a form once more, with jsonschema, and report the result",
+        json_schema_extra=flag("--grammar-verify"),
+    )
+    compile_workers: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="processes that compile grammars; null: as many as half of the cores",
+        json_schema_extra=flag("--grammar-workers"),
+    )
+    compile_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=MAX_TOKENS,
+        description="seconds that one grammar may take to compile; one that takes longer is refused (400)",
+        json_schema_extra=flag("--grammar-timeout-s"),
+    )
+    compile_memory_bytes: int = Field(
+        default=2048 * MIB,
+        ge=1,
+        description="memory that one grammar may take while it is compiled (enforced on Linux)",
+        json_schema_extra=flag("--grammar-memory-bytes"),
+    )
+    cache_bytes: int = Field(
+        default=256 * MIB,
+        ge=1,
+        description="what compiled grammars that are kept may have together, and so each of them",
+        json_schema_extra=flag("--grammar-cache-bytes"),
+    )
+    max_spec_bytes: int = Field(
+        default=MIB // 4,
+        ge=1,
+        description="longest text of a schema, pattern or grammar, as rtk writes it",
+        json_schema_extra=flag("--grammar-spec-bytes"),
+    )
+    max_queue: int = Field(
+        default=256,
+        ge=1,
+        le=MAX_TOKENS,
+        description="different grammars that may be on their way; one more is refused (503)",
+        json_schema_extra=flag("--grammar-queue"),
+    )
+
+    @property
+    def all_chosen(self) -> tuple[str, ...]:
+        """Names of the plugins that may be asked: one, all, or none."""
+        installed = (plugin_name(field.alias) for field in type(self).model_fields.values() if field.alias)
+        return {"auto": tuple(installed), "none": ()}.get(self.backend, (self.backend,))
+
+
 class ObserveConfig(PluginSection):
     """Who is told what the engine does, each in a process of its own."""
 
@@ -328,6 +408,7 @@ class Config(Section):
     eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="eviction from the prefix cache")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
+    grammar: GrammarConfig = Field(default_factory=GrammarConfig, description="structured output")
     observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers")
     plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="packages with plugins")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")

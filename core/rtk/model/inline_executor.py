@@ -2,7 +2,7 @@
 
 from rtk.model.runner import ModelRunner
 from rtk.model.sampler import Sampling, sample
-from rtk.schedule.batch import SampleInputs, StepPlan, StepResult
+from rtk.schedule.batch import SampleInputs, StepPlan, StepResult, by_row
 
 
 class InlineExecutor:
@@ -56,4 +56,4 @@ class InlineStep:
         """The step's tokens. Raises what the model or the backend raised."""
         if self._failure is not None:
             raise self._failure
-        return StepResult(tokens=()) if self._sampling is None else self._sampling.result()
+        return StepResult(tokens=()) if self._sampling is None else by_row(self._sampling.result(), self._plan.rows)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rtk.grammar.mask import apply_mask
 from rtk.schedule.batch import SampleInputs, StepResult
 from rtk.schedule.params import GREEDY_BELOW
 
@@ -45,14 +46,18 @@ class Sampling:
 
 
 def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> Sampling:
-    """Sample one token for each row of `logits` [n, width >= vocab_size], float32. Leaves `logits` as they are.
+    """Sample one token for each row of `logits` [n, width >= vocab_size], float32.
 
-    Ids from `vocab_size` up are never produced, nor those that `inputs.banned` names. Greedy rows take the highest
-    logit, of equals the lowest id. A row with a NaN, or with nothing but -inf, gets an error instead of a token; an
+    Leaves `logits` as they are, but for rows that have a mask: to those it is applied in place. Ids from `vocab_size`
+    up are never produced, nor those that `inputs.banned` names. Greedy rows take the highest logit, of equals the
+    lowest id. A row with a NaN, or with nothing but -inf, gets an error instead of a token; an
     infinite logit is taken. O(vocab) for each row, on the device for greedy rows, which the host does not wait for, and
     on the host for the others; rows with `top_p` on a flat distribution sort their vocabulary.
     """
-    logits = _without_banned(logits[:, :vocab_size], inputs.banned)
+    logits = logits[:, :vocab_size]
+    if inputs.mask is not None:
+        apply_mask(logits, inputs.mask.words, inputs.mask.rows)
+    logits = _without_banned(logits, inputs.banned)
     ids, best = _first_maximum(logits), logits.amax(dim=-1)
     drawn = np.flatnonzero(inputs.temperature >= GREEDY_BELOW)
     if drawn.size:

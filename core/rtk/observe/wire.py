@@ -6,20 +6,21 @@ from typing import IO
 STEP, REQUEST = 0, 1
 """What stands before a report in a frame, which is a list of pairs in MessagePack."""
 
-_LENGTH = struct.Struct("<I")
+HEADER = struct.Struct("<I")
+"""The length."""
 
 
 def send(out: IO[bytes], frame: bytes) -> None:
     """Write a frame; waits until it is taken."""
-    out.write(_LENGTH.pack(len(frame)) + frame)
+    out.write(HEADER.pack(len(frame)) + frame)
     out.flush()
 
 
 def receive(source: IO[bytes]) -> bytes | None:
     """Read a frame; None where there is no more, or only a part of one."""
-    header = source.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+    header = source.read(HEADER.size)
+    if len(header) < HEADER.size:
         return None
-    (length,) = _LENGTH.unpack(header)
+    (length,) = HEADER.unpack(header)
     frame = source.read(length)
     return frame if len(frame) == length else None

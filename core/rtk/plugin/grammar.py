@@ -74,7 +74,7 @@ class Judgement:
         return cls("refused", tuple(r if isinstance(r, Reason) else Reason(r) for r in reasons))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Vocabulary:
     """The tokens of a model. There is one such object for each tokenizer: what is made of it may be kept with it."""
 
@@ -124,6 +124,8 @@ class GrammarBackend(ABC):
 
     spec_kinds: ClassVar[frozenset[str]]
     """Of `SPEC_KINDS`: what it understands. It is asked about no other."""
+    library: ClassVar[str] = ""
+    """The package that does the work, where that is somebody else's: operators are told which version is there."""
 
     @abstractmethod
     def judge(self, spec: Spec) -> Judgement:

@@ -135,7 +135,7 @@ class GuardedEviction:
                 watchdog.disarm()
                 if not contained(error):
                     raise
-                self.fault(_problem("key", self._health.said(error)))
+                self.fault(problem_of("key", self._health.said(error)))
         return (node.last_use,)
 
     def _checked(self, key: Any) -> tuple[Any, ...]:
@@ -170,13 +170,14 @@ class GuardedEviction:
             except BaseException as error:
                 if not contained(error):
                     raise
-                self.fault(_problem(event, self._health.said(error)))
+                self.fault(problem_of(event, self._health.said(error)))
 
         watched = self._watchdog.watched
         return tell
 
 
-def _problem(method: str, said: str | None) -> str:
+def problem_of(method: str, said: str | None) -> str:
+    """What to say of a method that raised, or (None) had to be interrupted."""
     if said is None:
         return f"{method}() did not return within {PATIENCE * EVERY_S:g} s, and is not called again"
     return f"{method}() failed: {said}"
@@ -276,7 +277,7 @@ class GuardedSchedule:
             said = self._health.said(error)
             self._given_up = said is None
             instead = HOST_SCHEDULE if self._given_up else INSTEAD[what]
-            self._health.fault(self._name, _problem(what, said), instead)
+            self._health.fault(self._name, problem_of(what, said), instead)
             return None
 
     def _ranked(self, columns: Columns, ctx: ScheduleContext) -> Keys:

@@ -347,7 +347,7 @@ def commit(plan: AdmissionPlan, pools: Pools) -> list[TableWrite]:
         cache.evict(sum(ceil_page(piece.extend_len, page) for piece in pieces) - pools.allocator.free)
         if goes_on:
             at_fault = goes_on.request
-            _extend(at_fault, goes_on.stop, pools)
+            extend(at_fault, goes_on.stop, pools)
         for admission in plan.admitted:
             at_fault = admission.request
             writes += _place(at_fault, admission.stop, pools)
@@ -380,11 +380,11 @@ def _place(request: Request, stop: int, pools: Pools) -> list[TableWrite]:
     request.launched_len = request.computed_len = request.capacity = lease.length
     if not request.retractions:
         request.cached_len = lease.length
-    _extend(request, stop, pools)
+    extend(request, stop, pools)
     return [TableWrite(request.row, 0, cached)] if lease.length else []
 
 
-def _extend(request: Request, stop: int, pools: Pools) -> None:
+def extend(request: Request, stop: int, pools: Pools) -> None:
     """Slots for the request's positions up to `stop`."""
     page = pools.allocator.page_size
     fresh = pools.allocator.alloc((ceil_page(stop, page) - request.capacity) // page)

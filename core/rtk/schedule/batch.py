@@ -3,7 +3,9 @@
 All of it is plain and serialisable, so that one scheduler can later drive several workers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,8 @@ any token may be computed in its place: the host throws the row's result away.
 class Row(NamedTuple):
     """One request's share of a step: positions `start .. start + q_len - 1` of request row `req_row` are computed.
 
-    `samples` tokens are sampled from the row's last positions: 0 for a prefill that samples nothing, 1 otherwise.
+    `samples` tokens are sampled from the row's last positions: 0 for a prefill that samples nothing, 1 otherwise; more
+    where the last `samples - 1` tokens are guesses, which what is sampled before each of them bears out or not.
     """
 
     req_row: int
@@ -50,9 +53,18 @@ class StepPlan:
     writes: tuple[TableWrite, ...] = ()
 
 
+class Mask(NamedTuple):
+    """What some samples may be; the others may be any token."""
+
+    rows: NDArray[np.int32]
+    """[m] which samples these are."""
+    words: NDArray[np.int32]
+    """[m, words] bit i of word w is token 32 * w + i, and set where that is allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleInputs:
-    """How the sampling rows of a step are sampled; arrays of shape [n], in the order of the rows that sample."""
+    """How a step is sampled; arrays of shape [n], one after the other for each sample of each row."""
 
     temperature: NDArray[np.float32]
     """Below `GREEDY_BELOW`: greedy."""
@@ -60,9 +72,11 @@ class SampleInputs:
     top_k: NDArray[np.int32]
     """0 keeps all."""
     uniform: NDArray[np.float64]
-    """One draw from [0, 1) for each row: the only randomness there is."""
+    """One draw from [0, 1) for each sample: the only randomness there is."""
     banned: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Token ids that sampling row i must not produce (end tokens before the minimum length)."""
+    """Token ids that sample i must not be (end tokens before the minimum length)."""
+    mask: Mask | None = None
+    """Of the samples whose answers have a grammar, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,22 @@ class StepResult:
     """What a step produced, for the rows that sample, in their order."""
 
     tokens: tuple[tuple[int, ...], ...]
-    """Sampled ids; empty for a row that failed."""
+    """Sampled ids; of several up to the first that failed, so none for a row that failed."""
     errors: dict[int, str] = field(default_factory=dict)
     """Why sampling row i has no token."""
+
+
+def by_row(samples: StepResult, rows: Iterable[Row]) -> StepResult:
+    """The result of the rows of a step, from one that has a row for each of their samples. O(samples)."""
+    counts = [row.samples for row in rows if row.samples]
+    if len(counts) == len(samples.tokens):
+        return samples
+    tokens: list[tuple[int, ...]] = []
+    errors: dict[int, str] = {}
+    at = 0
+    for i, count in enumerate(counts):
+        tokens.append(tuple(chain(*takewhile(bool, samples.tokens[at : at + count]))))
+        if not tokens[-1]:
+            errors[i] = samples.errors[at]
+        at += count
+    return StepResult(tuple(tokens), errors)

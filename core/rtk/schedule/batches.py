@@ -10,6 +10,7 @@ from rtk.cache.pools import Pools
 from rtk.plugin.schedule import ScheduleContext
 from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, balance, commit, plan_admission
 from rtk.schedule.budget import Limits
+from rtk.schedule.constraints import Constraints
 from rtk.schedule.ledger import Ledger
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.ratio import NewTokenRatio
@@ -28,7 +29,7 @@ class Host(Protocol):
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
 
-    def fail(self, request: Request, problem: str) -> None:
+    def fail(self, request: Request, problem: str, code: str = ...) -> None:
         """End a request with an error."""
 
 
@@ -44,6 +45,7 @@ class Batches:
         limits: Limits,
         settings: Settings,
         ledger: Ledger,
+        constraints: Constraints,
         counters: Counter[str],
         clock: Callable[[], float],
         rng: random.Random,
@@ -55,6 +57,7 @@ class Batches:
         self._limits = limits
         self._settings = settings
         self._ledger = ledger
+        self._constraints = constraints
         self._counters = counters
         self._clock = clock
         self._rng = rng
@@ -79,6 +82,8 @@ class Batches:
         What each of them computes has its slots, up to `planned_len`. O(waiting + running), see `WaitingQueue.ranked`.
         """
         self._step = step
+        if self._running.flight and self._running.flight.guesses:
+            host.settle()
         prompts = self._prompts(host)
         if not prompts:
             return self._decodes(host)
@@ -173,12 +178,16 @@ class Batches:
     def _decodes(self, host: Host) -> list[Request]:
         """Everybody who decodes, each with a slot for its next token; where there are too few, some are retracted."""
         running = self._running
+        if running.flight and any(
+            r.in_flight and r.constraint and len(r.constraint.drafts) > 1 for r in running.requests
+        ):
+            host.settle()  # behind the token in flight more can be guessed
         if not running.has_room(running.decoding()):
             host.settle()  # its slots may suffice; and who makes room must not be in flight
         rows = running.decoding()
         if rows and not self._make_room(rows):
             self.ratio.decay()
-        return self._grown(running.decoding(), host)
+        return self._guessed(self._grown(running.decoding(), host), host)
 
     def _decodes_beside(self, host: Host) -> list[Request]:
         """Everybody who decodes, in a step with prompts. Planning has kept their slots back; nobody is retracted."""
@@ -193,6 +202,18 @@ class Batches:
         for request in self._running.grow(rows):
             self._counters["invariant_violations"] += 1
             host.fail(request, "the engine failed on this request")
+        return [r for r in rows if r.status is Status.RUNNING]
+
+    def _guessed(self, rows: list[Request], host: Host) -> list[Request]:
+        """These, with tokens that their grammars leave little choice of computed along, where there are slots."""
+        for request in rows:
+            if request.constraint and request.constraint.drafts and not request.in_flight:
+                most = min(request.left - 1, self._running.room_to_guess(request, rows))
+                count, fault = self._constraints.draft(request, most)
+                if fault is not None:
+                    host.fail(request, fault.problem, fault.code)
+                else:
+                    self._running.reach(request, request.planned_len + count)
         return [r for r in rows if r.status is Status.RUNNING]
 
     # --- making room --------------------------------------------------------------------------------------------

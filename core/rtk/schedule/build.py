@@ -16,6 +16,7 @@ from rtk.plugin.info import NEED_CACHE
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.cache_desk import CacheDesk
+from rtk.schedule.compiling import Grammars
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.reports import Reports
@@ -52,6 +53,7 @@ def build_scheduler(
     clock: Callable[[], float],
     rng: random.Random,
     reports: Reports | None = None,
+    grammars: Grammars | None = None,
 ) -> Scheduler:
     """A scheduler with an empty cache.
 
@@ -84,4 +86,5 @@ def build_scheduler(
         clock=clock,
         rng=rng,
         reports=reports,
+        grammars=grammars,
     )

@@ -23,23 +23,28 @@ def compose(step: int, batch: list[Request], table: ReqTable, writes: list[Table
 
 
 def _row(request: Request) -> Row:
-    samples = 1 if request.left > 0 and request.planned_len == request.sampled_length else 0
+    samples = max(0, request.planned_len - request.sampled_length + 1) if request.left > 0 else 0
     return Row(request.row, request.launched_len, request.planned_len - request.launched_len, samples)
 
 
 def _tokens(request: Request, row: Row) -> np.ndarray:
     if row.start == request.length:  # the token that the step in flight samples
         return np.array([SAMPLED_LAST], dtype=Int32)
-    return np.frombuffer(request.tokens, dtype="<i4", count=row.q_len, offset=row.start * 4).astype(Int32)
+    guesses = max(0, row.samples - 1)
+    known = np.frombuffer(request.tokens, dtype="<i4", count=row.q_len - guesses, offset=row.start * 4).astype(Int32)
+    if not guesses:
+        return known
+    assert request.constraint is not None, "tokens are guessed under a grammar only"
+    return np.concatenate([known, np.array(request.constraint.drafts[:guesses], dtype=Int32)])
 
 
-def sample_inputs(requests: list[Request]) -> SampleInputs:
-    """How each of these requests samples its next token. O(n)."""
-    params = [r.params for r in requests]
+def sample_inputs(samples: list[tuple[Request, int]]) -> SampleInputs:
+    """How these requests sample their next tokens: the number of each sample, and whose it is. O(n)."""
+    params = [r.params for r, _ in samples]
     return SampleInputs(
         temperature=np.array([p.temperature for p in params], dtype=np.float32),
         top_p=np.array([p.top_p for p in params], dtype=np.float32),
         top_k=np.array([max(p.top_k, 0) for p in params], dtype=Int32),
-        uniform=np.array([0.0 if r.params.greedy else uniform(r.seed, r.sampled) for r in requests]),
-        banned={i: tuple(r.stop_token_ids) for i, r in enumerate(requests) if r.sampled < r.params.min_new_tokens},
+        uniform=np.array([0.0 if r.params.greedy else uniform(r.seed, at) for r, at in samples]),
+        banned={i: tuple(r.stop_token_ids) for i, (r, at) in enumerate(samples) if at < r.params.min_new_tokens},
     )

@@ -1,10 +1,10 @@
 """A step on its way: launched, its results not taken in yet."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rtk.cache.slots import Slots
-from rtk.schedule.batch import StepPlan, StepResult
+from rtk.schedule.batch import Mask, SampleInputs, StepPlan, StepResult
 from rtk.schedule.compose import sample_inputs
 from rtk.schedule.executor import Executor, InFlight
 from rtk.schedule.request import Request
@@ -23,8 +23,33 @@ class Flight:
     """Whether it computes prompts."""
     computation: InFlight | None
     """None: it could not even be launched."""
+    inputs: SampleInputs | None
+    """How its rows are sampled; None: none samples, or it was said."""
     garbage: list[Slots] = field(default_factory=list)
     """Slots that nobody refers to any more, except this step."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether it computes tokens that were guessed: how far its requests get is known when it is taken in."""
+        return any(row.samples > 1 for row in self.plan.rows)
+
+    def sampling(self) -> list[Request]:
+        """The requests of the rows that sample. O(rows)."""
+        return [request for request, row in zip(self.batch, self.plan.rows, strict=True) if row.samples]
+
+    def sample(self, mask: Mask | None) -> None:
+        """Start the sampling of its rows."""
+        inputs, self.inputs = self.inputs, None
+        if inputs is None or self.computation is None:
+            return
+        try:
+            self.computation.sample(inputs if mask is None else replace(inputs, mask=mask))
+        except Exception:
+            self.computation = None
+            log.exception("step %d could not be sampled; its %d requests end with an error", *self._size())
+
+    def _size(self) -> tuple[int, int]:
+        return self.plan.step, len(self.batch)
 
     def result(self) -> StepResult | None:
         """Wait for the step; None when the computation raised: the K/V of this step is then undefined."""
@@ -33,24 +58,24 @@ class Flight:
         try:
             return self.computation.result()
         except Exception:
-            log.exception("step %d failed; its %d requests end with an error", self.plan.step, len(self.batch))
+            log.exception("step %d failed; its %d requests end with an error", *self._size())
             return None
 
 
 def launch(executor: Executor, plan: StepPlan, batch: list[Request]) -> Flight:
-    """Start a step and the sampling of its rows, and note in the requests what is on its way. O(rows)."""
-    sampling = [r for r, row in zip(batch, plan.rows, strict=True) if row.samples]
+    """Start a step, and note in the requests what is on its way. Its rows are to be sampled next. O(rows)."""
     prefills = any(r.launched_len < r.fill_len for r in batch)
     computation = None
     try:
         computation = executor.launch(plan)
-        if sampling:
-            computation.sample(sample_inputs(sampling))
     except Exception:
         computation = None
         log.exception("step %d could not be launched; its %d requests end with an error", plan.step, len(batch))
+    flight = Flight(plan, batch, prefills, computation, None)
+    if samples := [(r, r.sampled + i) for r, row in zip(batch, plan.rows, strict=True) for i in range(row.samples)]:
+        flight.inputs = sample_inputs(samples)
     for request, row in zip(batch, plan.rows, strict=True):
         request.in_flight += 1
         request.launched_len = request.planned_len
         request.sampled += row.samples
-    return Flight(plan, batch, prefills, computation)
+    return flight

@@ -1,8 +1,9 @@
 """The ledger of scheduling: why each request waited, what it was given, and what its time went into.
 
-The scheduler reports: `arrived`; each planning round (`planned`); each step when it is launched and when it is done
-(`launched`, `retired`, in the order of the steps); `retracted`; `ended`. A round costs O(attempts + arrivals since the
-last one), a step O(prompts it computes), however many wait or decode.
+The scheduler reports: `arrived`, and `compiled` of those that had to wait for a grammar; each planning round
+(`planned`); each step when it is launched and when it is done (`launched`, `retired`, in the order of the steps);
+`retracted`; `ended`. A round costs O(attempts + arrivals since the last one), a step O(prompts it computes), however
+many wait or decode.
 
 Memory is bounded: the attempts of `RECENT` rounds; of each request in flight a few records; of `FINISHED`
 finished ones the same, written down as bytes: at most 48 KiB each, and 1 to 3 KiB where ids are short.
@@ -19,7 +20,7 @@ from rtk.schedule.admission import Attempt
 from rtk.schedule.ledger_clocks import NOTES, QueueClock, Starts, StepClock, Totals
 from rtk.schedule.ledger_entry import Entry, Episode, Round, record
 from rtk.schedule.messages import ExplainRequest, Finish, Refused, RequestExplained
-from rtk.schedule.request import Request
+from rtk.schedule.request import Request, Status
 from rtk.schedule.timeline import (
     AttemptRecord,
     Behind,
@@ -79,14 +80,24 @@ class Ledger:
     # --- what the scheduler reports -----------------------------------------------------------------------------
 
     def arrived(self, request: Request, name: str, now: float) -> None:
-        """A request was accepted, which its client calls `name`. O(1)."""
+        """A request was accepted, which its client calls `name`: into the queue, or to be compiled first. O(1)."""
         self._arrivals += 1
         rid, name = request.rid, name or request.rid
         entry = Entry(request, name, self._arrivals, now, self._waiting, self._starts.count, now)
-        self._live[rid] = self._fresh[rid] = entry
+        self._live[rid] = entry
+        entry.compiles = request.status is Status.COMPILING
+        if not entry.compiles:
+            self._fresh[rid] = entry
         self._finished.pop(rid, None)
         self._names[name] = rid
         self._waiting += 1
+
+    def compiled(self, request: Request, now: float) -> None:
+        """The grammar of a request is there: it is in the queue now. O(1)."""
+        entry = self._live[request.rid]
+        entry.waits["compile"] += now - entry.since
+        entry.compiles, entry.since, entry.starts = False, now, self._starts.count
+        self._fresh[request.rid] = entry
 
     def planned(
         self,
@@ -259,7 +270,7 @@ class Ledger:
         """Its time in the queue, by cause."""
         waits = dict(entry.waits)
         if entry.seen is None:
-            waits["step"] += now - entry.since
+            waits["compile" if entry.compiles else "step"] += now - entry.since
             return waits
         for cause, seconds in self._queue.since(entry.seen).items():
             waits[cause] += seconds
@@ -268,13 +279,14 @@ class Ledger:
 
     def _behind_of(self, entry: Entry, now: float) -> Behind | None:
         """Whom it stood behind longest, over all its waits."""
-        found = self._queue.behind(entry.since, now, entry.request.rid)
+        found = None if entry.compiles else self._queue.behind(entry.since, now, entry.request.rid)
         if found is None or (entry.behind is not None and entry.behind.seconds >= found.seconds):
             return entry.behind
         return Behind(self.name(found.rid), found.cause, found.seconds)
 
     def _overtaken_of(self, entry: Entry) -> Overtaken:
-        return entry.overtaken or self._starts.overtaking(entry.number, entry.starts)
+        starts = self._starts.count if entry.compiles else entry.starts  # nobody is before it in the queue
+        return entry.overtaken or self._starts.overtaking(entry.number, starts)
 
     def _notes_of(self, entry: Entry) -> tuple[str, ...]:
         said = () if entry.seen is None else self._queue.notes(entry.seen_round)

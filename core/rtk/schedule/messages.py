@@ -10,10 +10,26 @@ import msgspec
 
 from rtk.cache.explain import Explanation, Search
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
+from rtk.plugin.grammar import WHITESPACE
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.timeline import Timeline
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class GrammarOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer must look like, and who sees to it."""
+
+    backend: str
+    """The grammar plugin, which has judged the spec and did not refuse it."""
+    kind: str
+    """This, the text and the white space are those of `rtk.plugin.grammar.Spec`, in normal form."""
+    text: str
+    whitespace: int = WHITESPACE
+    unique_keys: bool = False
+    """Of a JSON text: the grammar leaves keys open, and whoever masks sees to it that no object has one twice."""
+    after: bytes = b""
+    """What the answer must have said before the grammar begins, such as the end of its thinking; empty: nothing."""
 
 
 class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -36,6 +52,8 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """When it was handed over, by the scheduler's clock; None: when the scheduler takes it in."""
     name: str = ""
     """The id that the client knows the request by, for whoever asks about it later."""
+    grammar: GrammarOrder | None = None
+    """None: the answer is free."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 
 from rtk.cache.key import Key, pack
 from rtk.cache.lease import Lease
-from rtk.schedule.messages import Finish, Pin
+from rtk.grammar.constraint import Constraint
+from rtk.schedule.messages import Finish, GrammarOrder, Pin
 from rtk.schedule.params import SamplingParams
 
 
 class Status(enum.Enum):
     """Where a request is. It holds a row, a lease and slots while `RUNNING`, and nothing otherwise."""
 
+    COMPILING = enum.auto()
+    """Its grammar is; afterwards it waits."""
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -52,6 +55,10 @@ class Request:
     """What the client groups requests by; empty: nothing."""
     deadline_s: float = math.inf
     """When it must have ended, by the scheduler's clock; infinite: any time."""
+    grammar: GrammarOrder | None = None
+    """What its answer must look like."""
+    constraint: Constraint | None = None
+    """Where the answer stands in that, kept through retractions. Set before it first waits, if it has a grammar."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
@@ -87,6 +94,11 @@ class Request:
         self.fill_len = self.prompt_len
 
     @property
+    def has_started(self) -> bool:
+        """Whether it runs, or has run."""
+        return self.status not in (Status.COMPILING, Status.WAITING) or self.retractions > 0
+
+    @property
     def length(self) -> int:
         """Tokens of prompt and output."""
         return self.prompt_len + len(self.output)
@@ -118,6 +130,16 @@ class Request:
         self.key = Key(self.key.namespace, bytes(self.tokens))
         self.planned_len = self.launched_len = 0
         self.retractions += 1
+        if self.constraint is not None:
+            self.constraint.moved()
+
+    def forget_guesses(self) -> None:
+        """Go on behind what was taken in: what was guessed beyond that is computed anew. Called with nothing in flight.
+
+        Slots behind that stay its own.
+        """
+        self.planned_len = self.launched_len = self.computed_len
+        self.sampled = len(self.output)
 
     def computed_tokens(self) -> bytes:
         """The packed tokens whose K/V is in the pool. O(length)."""

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from rtk.cache.lease import Lease
 from rtk.cache.pools import Pools
 from rtk.cache.slots import Slots
-from rtk.schedule.admission import detach, give_back, next_slots
+from rtk.schedule.admission import detach, extend, give_back, next_slots
 from rtk.schedule.batch import TableWrite
+from rtk.schedule.budget import ceil_page
 from rtk.schedule.flight import Flight
 from rtk.schedule.request import Request
 
@@ -53,6 +54,19 @@ class Running:
         for request in rows:
             request.planned_len = request.launched_len + 1
         return failed
+
+    def room_to_guess(self, request: Request, rows: list[Request]) -> int:
+        """Positions behind its next one that a request can have, with what `rows` take for the step after put aside."""
+        slots = self._pools.allocator.free + self._pools.cache.evictable - len(rows) * self._page
+        return request.capacity - request.planned_len + max(0, slots // self._page * self._page)
+
+    def reach(self, request: Request, stop: int) -> None:
+        """Give a request slots up to position `stop`, for which there is room, and plan to compute up to there."""
+        lacking = ceil_page(stop, self._page) - request.capacity
+        self._pools.cache.evict(max(0, lacking) - self._pools.allocator.free)
+        if lacking > 0:
+            extend(request, stop, self._pools)
+        request.planned_len = stop
 
     def cache_computed(self, request: Request) -> None:
         """Hand the computed tokens to the tree; where it has them already, use its slots and free the request's."""

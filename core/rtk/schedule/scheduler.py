@@ -17,7 +17,9 @@ from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.batches import Batches
 from rtk.schedule.budget import Limits, resolve_max_new_tokens
 from rtk.schedule.cache_desk import CacheDesk
+from rtk.schedule.compiling import Compiling, Grammars
 from rtk.schedule.compose import compose
+from rtk.schedule.constraints import Constraints
 from rtk.schedule.executor import Executor
 from rtk.schedule.flight import Flight, launch
 from rtk.schedule.ledger import Ledger, Prefill
@@ -71,6 +73,10 @@ COUNTERS = (
     "cached_tokens",
     "generated_tokens",
     "sampling_errors",
+    "grammar_dead_ends",
+    "grammar_faults",
+    "jump_forward_steps",
+    "jump_forward_tokens",
     "commit_failures",
     "invariant_violations",
 )
@@ -95,7 +101,9 @@ class Scheduler:
         clock: Callable[[], float],
         rng: random.Random,
         reports: Reports | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars`: who compiles; None: no request may have a grammar. It ends with the scheduler."""
         self._pools = pools
         self._desk = desk
         self._queue = queue
@@ -111,9 +119,11 @@ class Scheduler:
         self._reports = reports
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
+        self._compiling = Compiling(grammars)
         self._running = Running(pools)
         self._ledger = Ledger()
         self.counters: Counter[str] = Counter()
+        self._constraints = Constraints(limits.max_running, health, self.counters, jump_forward=settings.jump_forward)
         self._batches = Batches(
             pools=pools,
             queue=queue,
@@ -121,6 +131,7 @@ class Scheduler:
             limits=limits,
             settings=settings,
             ledger=self._ledger,
+            constraints=self._constraints,
             counters=self.counters,
             clock=clock,
             rng=random.Random(rng.getrandbits(64)),  # its own: what a policy draws moves no request's seed
@@ -156,12 +167,12 @@ class Scheduler:
 
     @property
     def accepted(self) -> int:
-        """Requests that run or wait, those that compute pins among them."""
+        """Requests that run or wait, for their grammars too, those that compute pins among them."""
         return len(self._requests)
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
-        self._expire()
+        self._catch_up()
         for message in messages:
             match message:
                 case NewRequest():
@@ -196,19 +207,22 @@ class Scheduler:
         request = self._request(new, pin)
         if pin is None:
             self._check_queue()
+            if new.grammar is not None:
+                self._compiling.submit(request, new.grammar)
             self._time.watch(request, new.deadline_s)
         else:  # an administrator's, who waits as long as it takes
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
-        self._queue.add(request)
+        if request.status is Status.WAITING:
+            self._queue.add(request)
         self._ledger.arrived(request, new.name, request.arrival_s)
 
     def _check_queue(self) -> None:
         """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
         if self._settings.max_queue is None:
             return
-        waiting = len(self._queue)
-        self._left_waiting = min(self._left_waiting, waiting)
+        waiting = len(self._queue) + len(self._compiling)
+        self._left_waiting = min(self._left_waiting, len(self._queue))
         room = 0 if self._left_waiting else self._pools.table.free_rows
         if waiting - room >= self._settings.max_queue:
             self.counters["queue_full"] += 1
@@ -253,8 +267,18 @@ class Scheduler:
         if request is not None:
             self._end(request, Finish(reason="abort"))
 
+    def _catch_up(self) -> None:
+        """Take in what has happened outside: grammars that were compiled, and time. O(1) where nothing has."""
+        for request, error in self._compiling.done():
+            if error is None:
+                self._queue.add(request)
+                self._ledger.compiled(request, self._clock())
+            else:
+                self._end(request, Finish(reason="error", problem=str(error), code=error.code, status=error.status))
+        self._expire()
+
     def _expire(self) -> None:
-        """End what has had its time: pins, and requests. O(1) where nothing is due."""
+        """End what has had its time: pins, and requests."""
         self._desk.expire()
         for request, finish in self._time.exceeded(self._clock()):
             self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
@@ -265,6 +289,7 @@ class Scheduler:
         self.settle()
         for request in list(self._requests.values()):
             self.fail(request, why)
+        self._compiling.close()
         self._executor.close()
         return self._drain()
 
@@ -279,13 +304,15 @@ class Scheduler:
 
         Returns what became known.
         """
-        self._expire()
+        self._catch_up()
         batch = self._batches.next(self._steps + 1, self)
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
         self._left_waiting = len(self._queue)
         self.stalled = not batch and before is None and self._left_waiting > 0
         if before:
             self._take_in(before)
+        if self._running.flight:
+            self._sample(self._running.flight)  # if that had to wait for the step before
         if not self._settings.overlap:
             self.settle()
         self._check_idle()
@@ -301,7 +328,18 @@ class Scheduler:
             if row.start < request.fill_len
         ]
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
-        return launch(self._executor, plan, batch)
+        flight = launch(self._executor, plan, batch)
+        if not self._constraints.wait(flight):
+            self._sample(flight)
+        return flight
+
+    def _sample(self, flight: Flight) -> None:
+        """Start the sampling of a step, if it was not."""
+        if flight.inputs is None:
+            return
+        for request, finish in self._constraints.renew(flight.sampling()):
+            self._end(request, finish)
+        flight.sample(self._constraints.mask(flight))
 
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -317,6 +355,7 @@ class Scheduler:
         self._ledger.retired(flight.plan.step, self._clock())
         self.counters["steps"] += 1
         self.counters["steps_failed"] += result is None
+        self.counters["jump_forward_steps"] += flight.guesses
         sampled, done = 0, []
         for request, row in zip(flight.batch, flight.plan.rows, strict=True):
             request.in_flight -= 1
@@ -329,6 +368,8 @@ class Scheduler:
                 log.exception("request %s ends on a bug", request.rid)
                 self.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
+        for request, finish in self._constraints.renew(flight.batch):
+            self._end(request, finish)
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         if self._reports is not None:
@@ -350,10 +391,16 @@ class Scheduler:
             self.counters["sampling_errors"] += 1
             self.fail(request, result.errors[sampled])
         else:
-            request.computed_len += row.q_len
+            guesses = max(0, row.samples - 1)
+            request.computed_len += row.q_len - guesses
             if prefill:
                 self._running.cache_computed(request)
-            self._advance(request, result.tokens[sampled] if row.samples else ())
+            tokens = result.tokens[sampled] if row.samples else ()
+            if guesses:
+                tokens = self._constraints.borne_out(request, tokens)
+            self._advance(request, tokens)
+            if guesses:
+                request.forget_guesses()
 
     def _advance(self, request: Request, tokens: tuple[int, ...]) -> None:
         """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
@@ -364,7 +411,13 @@ class Scheduler:
                 self.counters["middle_chunks"] += 1
         if request.first_token_s is None:
             request.first_token_s = self._clock()
-        for token in tokens:
+        for place, token in enumerate(tokens):
+            if place:  # the token before it was guessed, and computed along
+                request.computed_len += 1
+                self.counters["jump_forward_tokens"] += 1
+            if (fault := self._constraints.accept(request, token)) is not None:
+                self._end(request, fault)
+                return
             request.append(token)
             self.counters["generated_tokens"] += 1
             if (finish := self._finish(request, token)) is not None:
@@ -381,12 +434,12 @@ class Scheduler:
         if stop_string is not None:
             return Finish(reason="stop", matched=stop_string)
         if len(request.output) >= request.max_new_tokens:
-            return Finish(reason="length")
+            return Finish(reason="stop" if self._constraints.complete(request) else "length")
         return None
 
-    def fail(self, request: Request, problem: str) -> None:
+    def fail(self, request: Request, problem: str, code: str = "generation_failed") -> None:
         """End a request with an error."""
-        self._end(request, Finish(reason="error", problem=problem))
+        self._end(request, Finish(reason="error", problem=problem, code=code))
 
     def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
@@ -395,12 +448,13 @@ class Scheduler:
         """
         if request.status is Status.FINISHED:
             return
-        waiting = request.status is Status.WAITING
-        request.status = Status.FINISHED
+        before, request.status = request.status, Status.FINISHED
         request.finish = finish
         del self._requests[request.rid]
         lease = None
-        if waiting:
+        if before is Status.COMPILING:
+            self._compiling.remove(request)
+        elif before is Status.WAITING:
             self._queue.remove(request)
             self._batches.left()
         else:
@@ -446,7 +500,7 @@ class Scheduler:
         }
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}
-        return {**counters, **gauges, **self._executor.stats()}
+        return {**counters, **gauges, **self._compiling.stats(), **self._executor.stats()}
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""
@@ -466,5 +520,6 @@ class Scheduler:
         pools.cache.check()
         states = (pools.allocator.free, pools.cache.evictable, pools.cache.protected, running.held())
         assert sum(states) == pools.allocator.capacity, f"free, evictable, protected, held = {states}"
-        assert len(self._requests) == len(running.requests) + len(self._queue), "a request is in no list, or in two"
+        listed = len(running.requests) + len(self._queue) + len(self._compiling)
+        assert len(self._requests) == listed, "a request is in no list, or in two"
         running.check(self._limits.max_running)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
 from rtk.schedule.messages import Finish
-from rtk.schedule.request import Request, Status
+from rtk.schedule.request import Request
 
 _Entry = tuple[float, int, bool, float, str]
 """When it is due, the request's arrival number, whether it is a deadline, the limit in seconds, the request's id."""
@@ -53,8 +53,7 @@ class TimeLimits:
         request = self._requests.get(rid)
         if request is None or request.id != number:
             return None
-        waits = request.status is Status.WAITING and not request.retractions
-        return request if is_deadline or waits else None
+        return request if is_deadline or not request.has_started else None
 
 
 def _told(entry: _Entry) -> Finish:

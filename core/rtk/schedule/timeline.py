@@ -8,13 +8,14 @@ from typing import Literal
 
 import msgspec
 
-Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "decode", "hold"]
+Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "decode", "hold", "compile"]
 """Why a request waits, itself or the one that planning stopped at:
 
 - `step`: the step under way had to end first; nobody was refused
 - `kv`: no KV capacity; `rows`: no free request row; `input`, `chunk`: no tokens left in an account of the step
 - `alignment`: what is left of the step is less than a page; `cut`: another request's prompt is cut already
 - `decode`: the schedule policy wants the step for those who decode; `hold`: it holds the request back
+- `compile`: its grammar is being compiled, or waits for its turn; until then it is not in the queue
 """
 
 

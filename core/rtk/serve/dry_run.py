@@ -9,7 +9,7 @@ from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import ceil_page
 from rtk.serve.computing import choose_backend, chunk_tokens, context_length, overlaps
-from rtk.serve.runtime import build_policies, start_observers
+from rtk.serve.runtime import build_grammar_backends, build_policies, start_observers
 
 
 def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
@@ -20,6 +20,7 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
     """
     config = loaded.config
     build_policies(config)
+    build_grammar_backends(config)
     start_observers(config).close()
     lines = [*_model(config, registry), *_plugins(config, registry)]
     serve = config.serve

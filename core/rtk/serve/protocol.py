@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rtk.errors import ModelError, RequestError
+from rtk.grammar.forms import ServedForm
 from rtk.schedule.messages import Finish
 from rtk.schedule.params import sampling_params
 
@@ -70,6 +71,8 @@ class GenerateRequest:
     """Milliseconds after which the request ends with an error, wherever it is."""
     tenant: str | None = None
     """Whose request it is, for policies that share the engine among tenants. No field of HTTP."""
+    form: ServedForm | None = None
+    """What the answer must look like, see `TokenizerManager.form`; None: anything."""
     prompt_name: str = "prompt"
     """What the client calls the prompt, for messages."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -84,11 +87,18 @@ class Delta:
     """Which request of its batch."""
     rid: str
     text: str
+    """All that is new: `thought`, what marks its end, and `content`."""
     token_ids: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     finish: Finish | None
+    thought: str = ""
+    """Of the text: what the model thinks before it answers."""
+    content: str = ""
+    """Of the text: the answer."""
+    verified: bool | None = None
+    """Of the last one, where the text was to be checked: whether it is as its form says; None: it cannot be told."""
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

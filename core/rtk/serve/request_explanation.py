@@ -20,6 +20,7 @@ _FOR: dict[Cause, str] = {
     "cut": "another request whose prompt was cut",
     "decode": "steps that the schedule policy gave to those who decode",
     "hold": "the schedule policy, which held it back",
+    "compile": "its grammar to be compiled",
 }
 
 

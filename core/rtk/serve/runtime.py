@@ -4,11 +4,14 @@ import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from rtk.config.models import Config
+from rtk.errors import RtkError
+from rtk.grammar.forms import Forms
+from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
 from rtk.plugin.host import installed
@@ -19,8 +22,10 @@ from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
+from rtk.serve.thinking import thinking
 from rtk.serve.tokenizer import Tokenizer
 from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_defaults
+from rtk.serve.vocabulary import vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +61,21 @@ class Runtime:
             reads_routing_key=policies.read_routing_key,
         )
         self._feeds = feeds or Feeds()
-        scheduler = _scheduler(config, policies, computing, tokenizer, self._feeds if len(self._feeds) else None)
+        reports = self._feeds if len(self._feeds) else None
+        grammars = start_grammars(config, computing, tokenizer, lambda: self._thread.wake())
+        scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
+        forms = None
+        if grammars is not None:
+            section = config.grammar
+            forms = Forms(grammars.backends, whitespace=section.whitespace, verify=section.verify)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
         self.manager = TokenizerManager(
             tokenizer,
             self._thread.send,
             facts,
             healthy=lambda: self._thread.healthy,
+            forms=forms,
+            thinking=thinking(tokenizer, config.model.thinking_end),
             vitals=lambda: dataclasses.replace(self._thread.vitals, observers=self._feeds.report()),
         )
         self._thread.start()
@@ -124,8 +137,57 @@ def build_policies(config: Config) -> Policies:
     )
 
 
+def build_grammar_backends(config: Config) -> list[Chosen]:
+    """Import and build the grammar plugins that requests may ask for. Raises `PluginError` for one that was named."""
+    section, chosen = config.grammar, []
+    for name in section.all_chosen:
+        entry, options = installed().get("grammar", name), section.options(name)
+        with _optional(config, "it is not used"):
+            chosen.append(Chosen(entry, options, entry.build_in_time(options)))
+    return chosen
+
+
+def start_grammars(
+    config: Config, computing: Computing, tokenizer: Tokenizer, wake: Callable[[], None]
+) -> GrammarManager | None:
+    """Who compiles grammars; None: nobody, and requests may not have any. Starts no process yet.
+
+    Raises `RtkError` where a backend was named and cannot be used here.
+    """
+    chosen, section = build_grammar_backends(config), config.grammar
+    if not chosen:
+        return None
+    settings = GrammarSettings(
+        workers=section.compile_workers or default_workers(),
+        timeout_s=section.compile_timeout_s,
+        memory_bytes=section.compile_memory_bytes,
+        cache_bytes=section.cache_bytes,
+        max_spec_bytes=section.max_spec_bytes,
+        max_queue=section.max_queue,
+    )
+    with _optional(config, "there is no structured output"):
+        return start_manager(chosen, vocabulary(tokenizer, computing.vocab_size, computing.end_tokens), settings, wake)
+    return None
+
+
+@contextmanager
+def _optional(config: Config, instead: str) -> Iterator[None]:
+    """What was not asked for by name does not keep an engine from starting."""
+    try:
+        yield
+    except RtkError as error:
+        if config.grammar.backend != "auto":
+            raise
+        log.warning("%s; %s", error, instead)
+
+
 def _scheduler(
-    config: Config, policies: Policies, computing: Computing, tokenizer: Tokenizer, reports: Reports | None
+    config: Config,
+    policies: Policies,
+    computing: Computing,
+    tokenizer: Tokenizer,
+    reports: Reports | None,
+    grammars: GrammarManager | None,
 ) -> Scheduler:
     return build_scheduler(
         policies,
@@ -136,6 +198,7 @@ def _scheduler(
             mixed_chunk=config.schedule.mixed_chunk,
             retraction=config.schedule.retraction,
             overlap=computing.overlap,
+            jump_forward=config.grammar.jump_forward,
             max_queue=config.schedule.max_queue,
             max_wait_s=config.schedule.max_wait_s,
         ),
@@ -146,4 +209,5 @@ def _scheduler(
         clock=time.monotonic,
         rng=random.Random(),
         reports=reports,
+        grammars=grammars,
     )

@@ -1,11 +1,12 @@
 """Runs a scheduler in a thread of this process: messages in through `send`, messages out through a callback."""
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from rtk.serve.protocol import Vitals
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[list[Outbound]], None]
+_Received = Inbound | Literal["wake"] | None
 
 
 class AfterStep(Protocol):
@@ -37,7 +39,7 @@ class SchedulerThread:
         self._scheduler = scheduler
         self._clock = scheduler.clock
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[Inbound | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Received] = queue.SimpleQueue()
         self._health = scheduler.health
         self._turn_began: float | None = None
         self._pause = 0.0
@@ -65,6 +67,10 @@ class SchedulerThread:
         if isinstance(message, NewRequest):
             message = replace(message, arrival_s=self._clock())
         self._inbox.put(message)
+
+    def wake(self) -> None:
+        """Have the scheduler look at what has happened outside; from any thread. Never blocks."""
+        self._inbox.put("wake")
 
     def stop(self, timeout: float = 30.0) -> None:
         """End the thread after the step it is in. What still ran ends with an error. Safe to call twice."""
@@ -94,7 +100,7 @@ class SchedulerThread:
         self._turn_began = None
         messages = [*self._awaited(), *self._waiting()]
         self._turn_began = time.monotonic()
-        self._emit(self._scheduler.receive(message for message in messages if message is not None))
+        self._emit(self._scheduler.receive(m for m in messages if m is not None and m != "wake"))
         if None in messages:
             return False
         self._emit(self._scheduler.step())
@@ -104,18 +110,23 @@ class SchedulerThread:
             self._after_step(self._scheduler.created_nodes, idle=not self._scheduler.busy)
         return True
 
-    def _awaited(self) -> list[Inbound | None]:
+    def _awaited(self) -> list[_Received]:
         """The next message, if there is nothing to do before it: while a policy holds everybody, not for long."""
         if self._scheduler.busy and not self._pause:
             return []
         try:
-            return [self._inbox.get(timeout=self._pause or None)]
+            return [self._inbox.get(timeout=self._pause or self._patience())]
         except queue.Empty:
             return []
 
-    def _waiting(self) -> list[Inbound | None]:
+    def _patience(self) -> float | None:
+        """With nothing to compute: how long until the time of somebody is over who waits for a grammar; None: never."""
+        rest_s = self._scheduler.rest_s if self._scheduler.accepted else math.inf
+        return None if rest_s == math.inf else max(0.0, rest_s)
+
+    def _waiting(self) -> list[_Received]:
         """Everything that has arrived, without waiting."""
-        messages: list[Inbound | None] = []
+        messages: list[_Received] = []
         try:
             while True:
                 messages.append(self._inbox.get_nowait())
@@ -127,7 +138,7 @@ class SchedulerThread:
             self._deliver(messages)
 
 
-def _refusal(message: Inbound | None, why: str) -> Outbound | None:
+def _refusal(message: _Received, why: str) -> Outbound | None:
     """What a message gets that arrived too late to be worked on."""
     match message:
         case NewRequest(rid=rid):

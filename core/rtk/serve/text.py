@@ -154,10 +154,11 @@ class StopScanner:
 
     def _undecided(self, text: str) -> int:
         """Where the longest ending of `text` begins that is a proper beginning of a stop string."""
-        return min((_overlap(text, stop) for stop in self._stops), default=len(text))
+        return min((overlap(text, stop) for stop in self._stops), default=len(text))
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
+    """Where the longest ending of `text` begins that is a proper beginning of `stop`."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0:
         if stop.startswith(text[at:]):

@@ -91,10 +91,33 @@ class Tokenizer:
         text: str = twice[len(once) :]
         return text
 
+    def read(self, ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones by name."""
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    def writes(self, text: str) -> bool:
+        """Whether there is a token of just this text, which is not silent."""
+        token = self._backend.token_to_id(text)
+        return token is not None and token not in self.silent
+
     def token_id(self, name: str) -> int | None:
         """Id of a named special token, such as "bos_token"."""
         text = self.named.get(name)
         return None if text is None else self._backend.token_to_id(text)
+
+    def piece(self, token_id: int) -> str | None:
+        """One token as the vocabulary writes it."""
+        piece: str | None = self._backend.id_to_token(token_id)
+        return piece
+
+    @property
+    def decoders(self) -> list[dict[str, Any]]:
+        """What makes text of pieces, one after the other, as `tokenizer.json` describes it."""
+        decoder = self._backend.decoder
+        described: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
+        inner: list[dict[str, Any]] = described.get("decoders", [described] if described else [])
+        return inner
 
     # --- new tokens ---------------------------------------------------------------------------------------------
 
@@ -123,6 +146,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `chat` can be used."""
         return self._template is not None
+
+    def template_knows(self, variable: str) -> bool:
+        """Whether the chat template has a variable of this name."""
+        return self._template is not None and variable in self._template
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **options: Any

@@ -4,6 +4,7 @@ Lives on one event loop. The scheduler is reached through `send` and answers thr
 """
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import uuid
@@ -12,8 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from rtk.cache.key import TOKEN_BYTES, Namespace
 from rtk.errors import RequestError
+from rtk.grammar.forms import AskedForm, Forms, ServedForm
+from rtk.grammar.verify import verified
 from rtk.schedule.messages import (
     Abort,
     Answer,
@@ -26,6 +31,7 @@ from rtk.schedule.messages import (
     Flushed,
     GetCache,
     GetStats,
+    GrammarOrder,
     Inbound,
     NewRequest,
     Outbound,
@@ -44,6 +50,7 @@ from rtk.serve.prompts import PromptEncoder
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, Vitals, check_defaults, sampling_defaults
 from rtk.serve.request_explanation import RequestExplanation, request_explanation
 from rtk.serve.text import Detokenizer, TextOutput
+from rtk.serve.thinking import Splitter, Thinking
 from rtk.serve.tokenizer import Tokenizer
 
 __all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager", "Vitals", "sampling_defaults"]
@@ -61,6 +68,12 @@ MAX_PRIORITY = 2**31 - 1
 MAX_TTL_S = 2**31 - 1
 
 MAX_DEADLINE_MS = 2**31 - 1
+
+VERIFY_LIMIT_S = 10.0
+"""How long the check of one text may take."""
+
+MAX_VERIFYING = 2
+"""Texts that are checked at a time."""
 
 ANSWER_LIMIT_S = 60.0
 """How long the scheduler may take to answer a question: longer than any step of it."""
@@ -83,6 +96,9 @@ class _Entry:
     sent: bool = False
     aborted: bool = False
     """Aborted by its client before it was sent."""
+    splitter: Splitter = dataclasses.field(default_factory=lambda: Splitter(None))
+    answer: list[str] = dataclasses.field(default_factory=list)
+    """The parts of the answer so far, where it is to be checked."""
 
 
 class TokenizerManager:
@@ -96,13 +112,21 @@ class TokenizerManager:
         *,
         healthy: Callable[[], bool] = lambda: True,
         vitals: Callable[[], Vitals] = Vitals,
+        forms: Forms | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
-        """`send` must not block. `healthy` answers whether whoever receives it still works, `vitals` how well."""
+        """`send` must not block. `healthy` answers whether whoever receives it still works, `vitals` how well.
+
+        `forms`: who sees to it that answers have a form; None: nobody. `thinking`: how the model does, if it does.
+        """
         self.facts = facts
         self.tokenizer = tokenizer
         self._send = send
         self._healthy = healthy
         self.vitals = vitals
+        self._forms = forms
+        self._thinking = thinking
+        self._verifying = asyncio.Semaphore(MAX_VERIFYING)
         self._prompts = PromptEncoder(tokenizer, facts)
         self._detokenizer = Detokenizer(tokenizer.assembler)
         self._numbers = itertools.count(1)
@@ -130,6 +154,24 @@ class TokenizerManager:
         """The deltas of one request; see `generate_batch`."""
         return self.generate_batch([request], request.rid)
 
+    @property
+    def grammar_libraries(self) -> dict[str, dict[str, str]]:
+        """The grammar backends in use, see `Forms.libraries`."""
+        return {} if self._forms is None else self._forms.libraries()
+
+    async def form(self, asked: AskedForm) -> ServedForm:
+        """Who sees to it that an answer has the form that is asked for, and how far.
+
+        Raises `RequestError` where the form is malformed, or where nobody can see to it.
+        """
+        if self._forms is None:
+            raise RequestError(
+                f"{asked.field or asked.kind}: structured output is not enabled on this server (grammar.backend)",
+                field=asked.field or asked.kind,
+                code="grammar_off",
+            )
+        return await asyncio.to_thread(self._forms.serve, asked)
+
     async def generate_batch(
         self, requests: Sequence[GenerateRequest], rid: str | None = None
     ) -> AsyncGenerator[Delta, None]:
@@ -154,7 +196,7 @@ class TokenizerManager:
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
-                yield item
+                yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
 
@@ -169,6 +211,18 @@ class TokenizerManager:
             if entry.sent:
                 self._send(Abort(entry.id))
         return bool(entries)
+
+    async def _verified(self, entry: _Entry, delta: Delta) -> Delta:
+        """The delta, with the result of the check where it is the last of a text that is to be checked."""
+        form = entry.request.form
+        if form is None or not form.verify:
+            return delta
+        entry.answer.append(delta.content)
+        if delta.finish is None or delta.finish.reason == "abort":
+            return delta
+        async with self._verifying:
+            result = await asyncio.to_thread(verified, form.asked, "".join(entry.answer), VERIFY_LIMIT_S)
+        return dataclasses.replace(delta, verified=result)
 
     def _reserve(self, requests: Sequence[GenerateRequest], rid: str) -> list[_Entry]:
         """Enter the requests into the tables, so that no other can take their ids."""
@@ -229,9 +283,10 @@ class TokenizerManager:
     async def _prepare(self, entry: _Entry) -> NewRequest:
         request = entry.request
         params = self._params(request)
+        tokens = await self._prompts.tokens(request)
         return NewRequest(
             rid=entry.id,
-            tokens=await self._prompts.tokens(request),
+            tokens=tokens,
             params=params,
             namespace=_namespace(request),
             priority=_priority(request),
@@ -239,7 +294,17 @@ class TokenizerManager:
             routing_key=_name_or_none(request.routing_key, "routing_key"),
             deadline_s=_deadline_s(request),
             name=entry.rid,
+            grammar=self._grammar(entry, tokens),
         )
+
+    def _grammar(self, entry: _Entry, tokens: bytes) -> GrammarOrder | None:
+        """What the scheduler is to see to. Notes whether the answer begins with thinking, where all is free."""
+        form, thinking = entry.request.form, self._thinking
+        thinks = thinking is not None and thinking.is_open(entry.request, tokens)
+        entry.splitter = Splitter(thinking if thinks else None)
+        if form is None:
+            return None
+        return replace(form.order, after=thinking.end.encode()) if thinking and thinks else form.order
 
     def _params(self, request: GenerateRequest) -> SamplingParams:
         given = {**self.facts.default_sampling, **request.sampling}
@@ -389,6 +454,7 @@ class TokenizerManager:
 
     def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
         entry.completion_tokens += len(output.tokens)
+        thought, content = entry.splitter.push(output.text, last=output.finish is not None)
         return Delta(
             index=entry.index,
             rid=entry.rid,
@@ -398,6 +464,8 @@ class TokenizerManager:
             cached_tokens=output.cached_tokens,
             completion_tokens=entry.completion_tokens,
             finish=output.finish,
+            thought=thought,
+            content=content,
         )
 
 

@@ -13,6 +13,7 @@ from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.scripted import Script, ScriptedExecutor
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.build import Policies, build_scheduler
+from rtk.schedule.compiling import Grammars
 from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.scheduler import MatchStop
@@ -55,12 +56,14 @@ class Harness:
     overlap: bool = False
     lazy: bool = False
     """Whether a step is computed as late as an executor may."""
+    jump_forward: bool = True
     pin_budget: int | None = None
     max_queue: int | None = None
     max_wait_s: float | None = None
     end_tokens: frozenset[int] = frozenset()
     match_stop: MatchStop | None = None
     seed: int = 0
+    grammars: Grammars | None = None
 
     verdicts: dict[str, Verdict] = field(default_factory=dict, init=False)
     tokens: dict[str, list[int]] = field(default_factory=dict, init=False)
@@ -97,6 +100,7 @@ class Harness:
                 mixed_chunk=self.mixed_chunk,
                 retraction=self.retraction,
                 overlap=self.overlap,
+                jump_forward=self.jump_forward,
                 max_queue=self.max_queue,
                 max_wait_s=self.max_wait_s,
             ),
@@ -105,6 +109,7 @@ class Harness:
             match_stop=self.match_stop or _no_stop_strings,
             clock=lambda: self.now,
             rng=random.Random(self.seed),
+            grammars=self.grammars,
         )
 
     def _policies(self) -> Policies:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.schedule.batch import SAMPLED_LAST, Row, SampleInputs, StepPlan, StepResult
+from rtk.plugin.grammar import WORD, read_row
+from rtk.schedule.batch import SAMPLED_LAST, Mask, Row, SampleInputs, StepPlan, StepResult, by_row
 
 Answer = int | NDArray[np.float32]
 Script = Callable[[list[int]], Answer]
-"""From all tokens up to and including the last computed one to the next: a token id, or logits to sample from."""
+"""From all tokens up to and including the last computed one to the next: a token id, or logits to sample from.
+
+Where a mask does not allow the token id, the lowest that it allows is taken.
+"""
 
 _UNWRITTEN = -1
 
@@ -68,14 +72,20 @@ class ScriptedExecutor:
             self._pending.popleft().compute()
 
     def answers(self, plan: StepPlan) -> list[Answer]:
-        """Write the step's tokens, and ask the script about each row that samples."""
+        """Write the step's tokens, and ask the script about each sample."""
         for write in plan.writes:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = write.slots
         for row, stretch in _stretches(plan):
             tokens = plan.tokens[stretch]
             tokens = np.where(tokens == SAMPLED_LAST, self._sampled_last[row.req_row], tokens)
             self._write(row, tokens, plan.slots[stretch])
-        return [self._script(self.history(row)) for row in plan.rows if row.samples]
+        return [
+            self._script(history[: len(history) - behind])
+            for row in plan.rows
+            if row.samples
+            for history in [self.history(row)]
+            for behind in reversed(range(row.samples))
+        ]
 
     def remember(self, plan: StepPlan, tokens: tuple[tuple[int, ...], ...]) -> None:
         """Keep what every row sampled, for steps that name `SAMPLED_LAST`; 0 for a row that failed."""
@@ -128,7 +138,7 @@ class ScriptedInFlight:
             self._failure = error
 
     def sample(self, inputs: SampleInputs) -> None:
-        """Sample the rows that were answered with logits."""
+        """Sample where the answer is logits."""
         self._inputs = inputs
         self._sample()
 
@@ -139,13 +149,16 @@ class ScriptedInFlight:
         errors: dict[int, str] = {}
         for i, answer in enumerate(self._answers):
             if not isinstance(answer, np.ndarray):
+                allowed = _allowed(self._inputs.mask, i)
+                if allowed is not None and not allowed[answer // WORD] >> answer % WORD & 1:
+                    answer = read_row(allowed)[0]
                 tokens.append((answer,))
                 continue
             one = _sample_one(answer, self._inputs, i)
             tokens += one.tokens
             if one.errors:
                 errors[i] = one.errors[0]
-        self._result = StepResult(tuple(tokens), errors)
+        self._result = by_row(StepResult(tuple(tokens), errors), self._plan.rows)
         self._executor.remember(self._plan, self._result.tokens)
 
     def result(self) -> StepResult:
@@ -166,7 +179,7 @@ def _stretches(plan: StepPlan) -> Iterator[tuple[Row, slice]]:
 
 def _names_only_what_was_sampled(plan: StepPlan, before: StepPlan | None) -> bool:
     """Whether `SAMPLED_LAST` stands only where a row of one token goes on where the step before sampled."""
-    sampled = {(row.req_row, row.start + row.q_len) for row in (before.rows if before else ()) if row.samples}
+    sampled = {(row.req_row, row.start + row.q_len) for row in (before.rows if before else ()) if row.samples == 1}
     return all(
         row.q_len == 1 and (row.req_row, row.start) in sampled
         for row, stretch in _stretches(plan)
@@ -179,11 +192,18 @@ def _sample_one(logits: NDArray[np.float32], inputs: SampleInputs, i: int) -> St
 
     from rtk.model.sampler import sample
 
+    allowed = _allowed(inputs.mask, i)
     one = SampleInputs(
         temperature=inputs.temperature[i : i + 1],
         top_p=inputs.top_p[i : i + 1],
         top_k=inputs.top_k[i : i + 1],
         uniform=inputs.uniform[i : i + 1],
         banned={0: inputs.banned[i]} if i in inputs.banned else {},
+        mask=None if allowed is None else Mask(np.zeros(1, np.int32), allowed[None]),
     )
-    return sample(torch.from_numpy(logits)[None], one, vocab_size=len(logits)).result()
+    return sample(torch.from_numpy(logits.copy())[None], one, vocab_size=len(logits)).result()
+
+
+def _allowed(mask: Mask | None, i: int) -> NDArray[np.int32] | None:
+    """Row i's words of the mask."""
+    return dict(zip(mask.rows.tolist(), mask.words, strict=True)).get(i) if mask else None

@@ -61,6 +61,7 @@ class Admin(Endpoints):
                 "model": model,
                 "in_flight": self.manager.in_flight,
                 "stats": await self.manager.stats(),
+                "grammar": self.manager.grammar_libraries,
                 "plugin_faults": vitals.plugins,
                 "observers": vitals.observers,
             }

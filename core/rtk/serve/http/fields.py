@@ -74,7 +74,12 @@ def _ignored(*names: str) -> Iterable[Field]:
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "stop_token_ids")
 """Parameters that every endpoint calls what the scheduler calls them."""
 
-_TEXT_ONLY: dict[str, Any] = {"type": "text"}
+FORM_NAMES = (
+    *("response_format", "json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("grammar_whitespace", "grammar_verify"),
+)
+"""What an answer must look like, see `rtk.serve.http.forms`."""
 
 FIELDS: tuple[Field, ...] = (
     *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
@@ -87,6 +92,7 @@ FIELDS: tuple[Field, ...] = (
     *_read(Scope.GENERATE | KEEPING, "text", "input_ids"),
     *_read(Scope.GENERATE, "sampling_params", "return_ids"),
     *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
+    *_read(GENERATING | Scope.SAMPLING, *FORM_NAMES),
     *_read(Scope.EXPLAIN, "namespaces"),
     *_read(Scope.PIN | Scope.UNPIN, "name"),
     *_read(Scope.PIN, "ttl_s"),
@@ -108,10 +114,7 @@ FIELDS: tuple[Field, ...] = (
     *_later("logprob_start_len", neutral=(-1,)),
     *_later("token_ids_logprob", neutral=([],)),
     # structured output and tools
-    *_later("response_format", neutral=(_TEXT_ONLY,)),
-    *_later("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *_later("guided_decoding_backend", "guided_whitespace_pattern"),
-    *_later("structured_outputs", "json_schema", "regex", "ebnf", "structural_tag"),
     *_later("tools", "functions", neutral=([],)),
     *_later("tool_choice", "function_call", neutral=("none", "auto")),
     # text

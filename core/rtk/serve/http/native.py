@@ -13,11 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
+from rtk.grammar.forms import ServedForm
 from rtk.schedule.messages import Finish
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
-from rtk.serve.http.fields import SAMPLING_NAMES, Ignored, Scope, read_fields
+from rtk.serve.http.fields import FORM_NAMES, SAMPLING_NAMES, Ignored, Scope, read_fields
+from rtk.serve.http.forms import described, either, headers, read_form
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Part, Tally
 from rtk.serve.protocol import GenerateRequest
@@ -33,21 +35,22 @@ class Native(Endpoints):
         """POST /generate."""
         values, ignored = await self.read(request, Scope.GENERATE)
         prompts, batch = self._prompts(values)
-        sampling = self._sampling(values, ignored)
+        sampling, form = await self._sampling(values, ignored)
         handling = self.handling(values, ignored)
         group, rids = _rids(values, len(prompts), batch=batch)
+        handling |= {"sampling": sampling, "names": _NAMES, "form": form}
         requests = [
-            GenerateRequest(prompt=prompt, sampling=sampling, names=_NAMES, prompt_name=name, rid=rid, **handling)
+            GenerateRequest(prompt=prompt, prompt_name=name, rid=rid, **handling)
             for (name, prompt), rid in zip(prompts.items(), rids, strict=True)
         ]
         with_ids = typed(values, "return_ids", bool, False)
         if typed(values, "stream", bool, False):
             events = self._events(requests, group, with_ids=with_ids, batch=batch)
-            return await stream_response(request, events, ignored.headers)
+            return await stream_response(request, events, ignored.headers | headers(form))
         tally = Tally(len(requests))
         await while_connected(request.receive, tally.add_all(self.manager.generate_batch(requests, group)))
-        answers = [_answer(part, with_ids=with_ids) for part in tally.parts]
-        return json_response(answers if batch else answers[0], headers=ignored.headers)
+        answers = [_answer(part, form, with_ids=with_ids) for part in tally.parts]
+        return json_response(answers if batch else answers[0], headers=ignored.headers | headers(form))
 
     def _prompts(self, values: Mapping[str, Any]) -> tuple[dict[str, str | list[int]], bool]:
         """Each prompt by what the client calls it, and whether there is a batch."""
@@ -65,9 +68,12 @@ class Native(Endpoints):
             raise RequestError(f"{name} is empty: a batch has at least one prompt", field=name, code="empty_prompt")
         return self.batch(name, prompt, kind, allowed), True
 
-    def _sampling(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
-        given = typed(values, "sampling_params", dict, {})
-        return read_fields(given, Scope.SAMPLING, ignored, prefix=_PLACE)
+    async def _sampling(self, values: Mapping[str, Any], ignored: Ignored) -> tuple[dict[str, Any], ServedForm | None]:
+        """The sampling parameters, and what the answer must look like, which may stand beside them too."""
+        given = read_fields(typed(values, "sampling_params", dict, {}), Scope.SAMPLING, ignored, prefix=_PLACE)
+        asked = either(read_form(values, ignored), read_form(given, ignored, prefix=_PLACE))
+        sampling = {name: value for name, value in given.items() if name not in FORM_NAMES}
+        return sampling, None if asked is None else await self.manager.form(asked)
 
     async def _events(self, requests: list[GenerateRequest], group: str, *, with_ids: bool, batch: bool) -> Events:
         """The events of a stream: after each token that decides text, all of it so far."""
@@ -77,7 +83,7 @@ class Native(Endpoints):
                 part = tally.add(delta)
                 if delta.text or delta.finish or with_ids:
                     place = {"index": delta.index} if batch else {}
-                    yield event({**_answer(part, with_ids=with_ids), **place})
+                    yield event({**_answer(part, requests[0].form, with_ids=with_ids), **place})
         yield DONE
 
 
@@ -92,7 +98,7 @@ def _rids(values: Mapping[str, Any], size: int, *, batch: bool) -> tuple[str, li
     return uuid.uuid4().hex, rid
 
 
-def _answer(part: Part, *, with_ids: bool) -> dict[str, Any]:
+def _answer(part: Part, form: ServedForm | None, *, with_ids: bool) -> dict[str, Any]:
     meta = {
         "id": part.rid,
         "finish_reason": None if part.finish is None else _finish_reason(part.finish, part.completion_tokens),
@@ -100,7 +106,10 @@ def _answer(part: Part, *, with_ids: bool) -> dict[str, Any]:
         "completion_tokens": part.completion_tokens,
         "cached_tokens": part.cached_tokens,
     }
-    return {"text": part.text, **({"output_ids": part.token_ids} if with_ids else {}), "meta_info": meta}
+    answer = {"text": part.text, **({"output_ids": part.token_ids} if with_ids else {}), "meta_info": meta}
+    if form is not None:
+        answer["rtk"] = described(form, finished=part.finish is not None, verified=part.verified)
+    return answer
 
 
 def _finish_reason(finish: Finish, length: int) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
+from rtk.grammar.forms import ServedForm
 from rtk.schedule.params import MAX_COUNT, shown
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import read_messages
 from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.errors import json_response
 from rtk.serve.http.fields import SAMPLING_NAMES, Ignored, Scope
+from rtk.serve.http.forms import described, headers, read_form
 from rtk.serve.http.shapes import ChatShape, CompletionShape, Shape
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
-from rtk.serve.http.tally import Tally
-from rtk.serve.protocol import Chat, GenerateRequest
+from rtk.serve.http.tally import Part, Tally
+from rtk.serve.protocol import Chat, Delta, GenerateRequest
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
@@ -134,18 +136,21 @@ class OpenAI(Endpoints):
         sampling, names = _sampling(values)
         handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
+        asked = read_form(values, ignored)
+        form = None if asked is None else await self.manager.form(asked)
         requests = [
-            GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, **handling)
+            GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, form=form, **handling)
             for name, prompt in prompts.items()
         ]
         head = {"id": rid, "created": int(time.time()), "model": self.manager.facts.served_name}
+        sent = ignored.headers | headers(form)
         if stream:
-            return await stream_response(request, self._events(requests, head, options, shape), ignored.headers)
+            return await stream_response(request, self._events(requests, head, options, shape), sent)
         tally = Tally(len(requests))
         await while_connected(request.receive, tally.add_all(self.manager.generate_batch(requests, rid)))
-        choices = [shape.whole(i, part) for i, part in enumerate(tally.parts)]
+        choices = [{**shape.whole(i, part), **_checked(form, part)} for i, part in enumerate(tally.parts)]
         answer = {**head, "object": shape.answer, "choices": choices, "usage": tally.usage()}
-        return json_response(answer, headers=ignored.headers)
+        return json_response(answer, headers=sent)
 
     async def _events(
         self, requests: list[GenerateRequest], head: dict[str, Any], options: _StreamOptions, shape: Shape
@@ -167,11 +172,18 @@ class OpenAI(Endpoints):
                 for choice in opening:
                     yield chunk(choice)
                 opening = ()
-                if delta.text or delta.finish or options.continuous_usage_stats:
-                    yield chunk(shape.piece(delta))
+                if shape.says(delta) or delta.finish or options.continuous_usage_stats:
+                    yield chunk({**shape.piece(delta), **_checked(requests[0].form, delta)})
         if options.include_usage:
             yield chunk()
         yield DONE
+
+
+def _checked(form: ServedForm | None, end: Delta | Part) -> dict[str, Any]:
+    """The result of the check of a finished text, where there was to be one."""
+    if form is None or not form.verify or end.finish is None:
+        return {}
+    return {"rtk": described(form, finished=True, verified=end.verified)}
 
 
 def _sampling(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -21,6 +21,9 @@ class Shape(Protocol):
     def opening(self, size: int) -> Sequence[Choice]:
         """What chunks before the first text say, one choice each."""
 
+    def says(self, delta: Delta) -> bool:
+        """Whether there is anything new to write."""
+
     def piece(self, delta: Delta) -> Choice:
         """The choice of a chunk."""
 
@@ -37,6 +40,10 @@ class CompletionShape:
     def opening(self, size: int) -> Sequence[Choice]:
         """Nothing."""
         return ()
+
+    def says(self, delta: Delta) -> bool:
+        """Whether there is text."""
+        return bool(delta.text)
 
     def piece(self, delta: Delta) -> Choice:
         """The next part of the text."""
@@ -59,14 +66,22 @@ class ChatShape:
         delta = {"role": "assistant", "content": ""}
         return [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(size)]
 
+    def says(self, delta: Delta) -> bool:
+        """Whether there is a thought, or some of the answer; the mark between the two is neither."""
+        return bool(delta.thought or delta.content)
+
     def piece(self, delta: Delta) -> Choice:
         """The next part of the message."""
-        new = {} if delta.finish and not delta.text else {"content": delta.text}
+        new = {"reasoning_content": delta.thought} if delta.thought else {}
+        if delta.content or not (delta.thought or delta.finish):
+            new["content"] = delta.content
         return {"index": delta.index, "delta": new, "logprobs": None, "finish_reason": _reason(delta)}
 
     def whole(self, index: int, part: Part) -> Choice:
         """The message."""
-        message = {"role": "assistant", "content": part.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
+        if part.thought:
+            message |= {"content": part.content or None, "reasoning_content": part.thought}
         return {"index": index, "message": message, "logprobs": None, "finish_reason": _reason(part)}
 
 

@@ -14,6 +14,9 @@ class Part:
     def __init__(self) -> None:
         self.rid = ""
         self.text = ""
+        self.thought = ""
+        self.content = ""
+        self.verified: bool | None = None
         self.token_ids: list[int] = []
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -24,6 +27,9 @@ class Part:
         """Take in what is new."""
         self.rid = delta.rid
         self.text += delta.text
+        self.thought += delta.thought
+        self.content += delta.content
+        self.verified = delta.verified
         self.token_ids += delta.token_ids
         self.prompt_tokens = delta.prompt_tokens
         self.cached_tokens = delta.cached_tokens

@@ -1,0 +1,276 @@
+"""One answer under its grammar: where it stands, and which tokens may come next.
+
+The grammar's matcher knows the text; this knows the rest: that special tokens never come, that the tokens which end an
+answer come only where it may end, whichever of them the request listens to, and that thinking is free.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, read_row, write_row
+
+Row = NDArray[np.int32]
+
+DRAFTS = 16
+"""Tokens that are guessed at once, at most: each is computed, whether it is kept or not."""
+
+State = Literal["open", "complete", "ended", "dead"]
+"""The answer must go on; it may end here, or go on; it can only end; it can do neither."""
+
+
+class Constraint:
+    """The state of one request's grammar. From one thread at a time; whatever the backend raises comes through.
+
+    Before each token its mask is made (`ask`, then `refine`), and it is told which token came (`accept`). Before the
+    first mask, and between a token and the next mask, it is `stale`.
+    """
+
+    __slots__ = (
+        *("_marker", "_open", "_seen", "_stops", "_vocabulary", "_words"),
+        *("ahead", "backend", "drafts", "matcher", "name", "stale", "state"),
+    )
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        backend: GrammarBackend,
+        name: str,
+        vocabulary: Vocabulary,
+        *,
+        stops: Set[int],
+        after: bytes = b"",
+    ) -> None:
+        """`matcher` becomes its own; `name` is the backend's. `stops`: every token that ends this request's text.
+
+        `after`: the text ends its thinking with these bytes, and the answer begins; empty: it begins at once.
+        """
+        self.matcher = matcher
+        self.backend = backend
+        self.name = name
+        self._vocabulary = vocabulary
+        self._stops = frozenset(token for token in stops if token < len(vocabulary.tokens))
+        self._words = words_of(vocabulary)
+        self._open = self._words.without(self._stops)
+        self._marker = self._words.marker(after) if after else None
+        self._seen = 0  # bytes of the marker
+        self.stale = True
+        self.state: State = "open"
+        """After `refine`: see `State`."""
+        self.drafts: tuple[int, ...] = ()
+        """After `look_ahead`: tokens that the text may go on with, for all that the grammar leaves open."""
+        self.ahead: NDArray[np.int32] = np.zeros((0, vocabulary.words), dtype=np.int32)
+        """After `mask_drafts`: row i is the mask behind the first i + 1 drafts."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the answer has not begun."""
+        return self._marker is not None
+
+    @property
+    def words(self) -> int:
+        """Words of a row of the mask."""
+        return self._vocabulary.words
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token. False, and nothing changed, where it is not allowed here."""
+        self.drafts = ()
+        if token in self._stops:
+            accepted = self._may_end()
+            if accepted:
+                self.stale, self.state = False, "ended"
+            return accepted
+        if self._marker is None:
+            accepted = self.matcher.accept(token) is True
+        else:
+            accepted = self._think(self._vocabulary.tokens[token])
+        self.stale |= accepted
+        return accepted
+
+    def _think(self, data: bytes) -> bool:
+        assert self._marker is not None, "asked while it thinks"
+        seen = self._marker.after(self._seen, data) if data else None
+        if seen is None:
+            return False
+        self._seen = seen
+        if seen == len(self._marker.text):
+            self._marker = None
+        return True
+
+    def _may_end(self) -> bool:
+        if not self.stale:
+            return self.state in ("complete", "ended")
+        return self._marker is None and any(self.matcher.fork().accept(end) is True for end in self._vocabulary.ends)
+
+    def refine(self, row: Row) -> None:
+        """Make what the matcher wrote into its row of the mask, all zeros while it thinks, this request's mask."""
+        if self._marker is not None:
+            np.bitwise_and(self._marker.rows[self._seen], self._open, out=row)
+            self.state = "open" if row.any() else "dead"
+        else:
+            may_end = any(row[end // WORD] >> end % WORD & 1 for end in self._vocabulary.ends)
+            row &= self._open
+            goes_on = row.any()
+            self.state = ("complete" if goes_on else "ended") if may_end else "open" if goes_on else "dead"
+            if may_end:
+                _set(row, self._stops)
+        self.stale = False
+
+    def moved(self) -> None:
+        """Its row of the mask is lost."""
+        self.stale = self.state != "ended"
+
+    def look_ahead(self) -> None:
+        """Guess how the model writes what the grammar leaves it no choice of."""
+        self.drafts = ()
+        if self._marker is None and self.state == "open":
+            forced = self.matcher.forced()
+            if not isinstance(forced, bytes):
+                raise TypeError(f"answered a {type(forced).__name__}, not bytes")
+            self.drafts = self._words.written(forced, DRAFTS)
+
+    def behind_drafts(self, most: int) -> list["Constraint"]:
+        """Where it would stand behind each of the first `most` drafts, as far as they are allowed."""
+        state, states = self, []
+        for token in self.drafts[:most]:
+            state = state.fork()
+            if not state.accept(token):
+                break
+            states.append(state)
+        return states
+
+    def mask_drafts(self, states: list["Constraint"]) -> int:
+        """Make the masks behind its drafts; answers behind how many of them there is something to choose."""
+        self.ahead = np.empty((len(states), self.words), dtype=np.int32)
+        ask(states, self.ahead, range(len(states)))
+        for count, (state, row) in enumerate(zip(states, self.ahead, strict=True)):
+            state.refine(row)
+            if state.state in ("ended", "dead"):
+                return count
+        return len(states)
+
+    def fork(self) -> "Constraint":
+        """Another one in the same place; what happens to one does not touch the other."""
+        other = object.__new__(type(self))
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.matcher = self.matcher.fork()
+        return other
+
+
+def ask(constraints: Sequence[Constraint], mask: NDArray[np.int32], rows: Sequence[int]) -> None:
+    """Have the one backend of all these write their rows of the mask; `refine` makes them the requests'."""
+    mask[list(rows)] = 0
+    asked = [(c.matcher, row) for c, row in zip(constraints, rows, strict=True) if not c.thinking]
+    if asked:
+        matchers, where = zip(*asked, strict=True)
+        constraints[0].backend.fill_batch(matchers, mask, where)
+
+
+def _set(row: Row, tokens: Set[int]) -> None:
+    bits = row.view(np.uint32)
+    for token in tokens:
+        bits[token // WORD] |= np.uint32(1 << token % WORD)
+
+
+class Words:
+    """What is made of a vocabulary once."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.tokens
+        self.open: Row = np.zeros(vocabulary.words, dtype=np.int32)
+        """Allows the tokens that have bytes and end nothing."""
+        write_row(self.open, [i for i, data in enumerate(self._tokens) if data and i not in vocabulary.ends])
+        self._markers: dict[bytes, Marker] = {}
+        self._ids: dict[bytes, int] = {}
+        self._longest = 0
+
+    def without(self, stops: Set[int]) -> Row:
+        """`open` without these; not to be written to."""
+        cut = np.zeros_like(self.open)
+        _set(cut, stops)
+        return self.open & ~cut if (self.open & cut).any() else self.open
+
+    def marker(self, text: bytes) -> "Marker":
+        """The marker with this text, made once."""
+        if text not in self._markers:
+            self._markers[text] = Marker(text, self._tokens, self.open)
+        return self._markers[text]
+
+    def written(self, text: bytes, most: int) -> tuple[int, ...]:
+        """The first tokens of a text, at most so many, each the longest that fits; fewer where none does.
+
+        Much like what models write, though no tokenizer promises to split so. O(text * longest token).
+        """
+        if text and not self._ids:
+            allowed = reversed(read_row(self.open))  # of equal ones the first stays
+            self._ids = {self._tokens[i]: i for i in allowed}
+            self._longest = max(map(len, self._ids), default=0)
+        tokens: list[int] = []
+        start = 0
+        while start < len(text) and len(tokens) < most:
+            for stop in range(min(start + self._longest, len(text)), start, -1):
+                if (token := self._ids.get(text[start:stop])) is not None:
+                    break
+            else:
+                break
+            tokens.append(token)
+            start = stop
+        return tuple(tokens)
+
+
+_WORDS: WeakKeyDictionary[Vocabulary, Words] = WeakKeyDictionary()
+
+
+def words_of(vocabulary: Vocabulary) -> Words:
+    """What is made of a vocabulary, made once."""
+    if vocabulary not in _WORDS:
+        _WORDS[vocabulary] = Words(vocabulary)
+    return _WORDS[vocabulary]
+
+
+class Marker:
+    """The text that ends the thinking, looked for byte by byte (Knuth, Morris, Pratt): it may be split over tokens.
+
+    No token may go on behind it, since the grammar would have to start in the middle of a token.
+    """
+
+    def __init__(self, text: bytes, tokens: Sequence[bytes], allowed: Row) -> None:
+        self.text = text
+        self._back = _borders(text)
+        tails = tuple(text[i:] for i in range(len(text)))
+        last = text[-1]
+        suspects = [i for i, data in enumerate(tokens) if last in data and (data.startswith(tails) or text in data)]
+        self.rows = []
+        """The tokens that may come where so many bytes of the text have come."""
+        for seen in range(len(text)):
+            row, cut = allowed.copy(), np.zeros_like(allowed)
+            _set(cut, {i for i in suspects if self.after(seen, tokens[i]) is None})
+            row &= ~cut
+            self.rows.append(row)
+
+    def after(self, seen: int, data: bytes) -> int | None:
+        """How many bytes have come after `data` too; None where the text ends inside of it. O(bytes) amortised."""
+        for place, byte in enumerate(data):
+            while seen and self.text[seen] != byte:
+                seen = self._back[seen]
+            seen += self.text[seen] == byte
+            if seen == len(self.text) and place < len(data) - 1:
+                return None
+            if seen == len(self.text):
+                break
+        return seen
+
+
+def _borders(text: bytes) -> list[int]:
+    """For each number of bytes: how many of the first are also the last of them, without being all."""
+    back = [0, 0]
+    for byte in text[1:]:
+        at = back[-1]
+        while at and text[at] != byte:
+            at = back[at]
+        back.append(at + (text[at] == byte))
+    return back

@@ -1,0 +1,297 @@
+"""What an answer must look like: from what a client asks for to a backend that keeps it, and what it promises.
+
+A form that a client asks for is read and brought into normal form here, every backend in use judges it, and the best
+of them is chosen. Nothing is compiled, and no library that compiles is imported.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, NamedTuple
+
+from rtk.errors import RequestError, one_line
+from rtk.grammar import choice, ebnf, regex, tags
+from rtk.grammar.schema import Normal
+from rtk.grammar.schema import normalise as normal_schema
+from rtk.plugin.foreign import contained
+from rtk.plugin.grammar import WHITESPACE, GrammarBackend, Judgement, Reason, Spec
+from rtk.schedule.messages import GrammarOrder
+from rtk.schedule.params import shown
+
+KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
+"""What may be asked for; an engine's parameters are called so, and `json_object` is true."""
+OPTIONS = ("grammar_whitespace", "grammar_verify")
+"""What may be said beside it."""
+PREFERRED = ("xgrammar", "llguidance", "outlines")
+"""Which backend is asked first; the others follow in the order of their names."""
+MAX_WHITESPACE = 256
+KEPT = 256
+KEPT_BYTES = 64 * 1024
+"""Forms whose choice is kept, and how long each of them may be."""
+MAX_REASONS = 8
+"""Of a backend, in the message of a refusal."""
+
+_WITH_WHITESPACE = frozenset({"json_schema", "structural_tag"})
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedForm:
+    """What a client asks for, as it was sent."""
+
+    kind: str
+    """One of `KINDS`."""
+    value: Any
+    """A schema, or the text of one; an expression; a grammar; a list of texts; structural tags."""
+    field: str = ""
+    """What the client calls it, for messages; empty: by its kind."""
+    whitespace: int | None = None
+    """Characters between two tokens of a JSON text, at most; None: as the engine is set."""
+    verify: bool | None = None
+    """Whether the finished text is checked; None: as the engine is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedForm:
+    """What becomes of it."""
+
+    order: GrammarOrder
+    verdict: Literal["exact", "narrowed"]
+    reasons: tuple[str, ...]
+    """Why it is narrowed, for the client."""
+    asked: AskedForm
+    verify: bool = False
+    """Whether the finished text is checked."""
+
+
+def asked_form(params: Mapping[str, Any]) -> tuple[AskedForm | None, dict[str, Any]]:
+    """What parameters ask for by the names of `KINDS` and `OPTIONS`, and the others. Raises `RequestError`."""
+    given = {kind: params[kind] for kind in KINDS if params.get(kind) is not None}
+    kinds = [kind for kind, value in given.items() if (kind, value) != ("json_object", False)]
+    others = {name: value for name, value in params.items() if name not in (*KINDS, *OPTIONS)}
+    whitespace, verify = check_options(params)
+    if len(kinds) > 1:
+        raise two_forms(*kinds)
+    if not kinds:
+        return None, others
+    return AskedForm(kind=kinds[0], value=params[kinds[0]], whitespace=whitespace, verify=verify), others
+
+
+def check_options(values: Mapping[str, Any], prefix: str = "") -> tuple[int | None, bool | None]:
+    """The values called `OPTIONS`. Raises `RequestError`; `prefix` says where they stand."""
+    whitespace, verify = (values.get(name) for name in OPTIONS)
+    whole = isinstance(whitespace, int) and not isinstance(whitespace, bool)
+    if whitespace is not None and not (whole and 0 <= whitespace <= MAX_WHITESPACE):
+        raise _must_be(f"an integer from 0 to {MAX_WHITESPACE}, or null", prefix + OPTIONS[0], whitespace)
+    if verify is not None and not isinstance(verify, bool):
+        raise _must_be("true or false", prefix + OPTIONS[1], verify)
+    return whitespace, verify
+
+
+def two_forms(*fields: str) -> RequestError:
+    """The refusal of two forms for one answer."""
+    return RequestError(f"{' and '.join(fields)}: an answer can have one form; send one of them", field=fields[1])
+
+
+class _Read(NamedTuple):
+    """A form in normal form."""
+
+    kind: str
+    text: str
+    narrowed: tuple[str, ...] = ()
+    """What the normal form leaves out."""
+    unique_keys: bool = False
+    schemas: tuple[Normal, ...] = ()
+    """Whose pointers reasons are about: the schema, or that of each tag."""
+
+    def shown(self, reason: Reason) -> str:
+        """A backend's reason, with the place in what the client sent."""
+        if not reason.at:
+            return reason.problem
+        if self.kind == "json_schema":
+            return f"{reason.problem}, at {self.schemas[0].origin(reason.at)}"
+        match reason.at.split("/", 4):
+            case ["#", "tags", index, "schema", *rest]:
+                at = self.schemas[int(index)].origin("/".join(["#", *rest]))
+                return f"{reason.problem}, at {at} in the schema of tag {index}"
+            case ["#", "tags", index, *_]:
+                return f"{reason.problem}, in tag {index}"
+        return reason.problem
+
+
+class _Choice(NamedTuple):
+    """The backend that is best for a form, and what it makes of it."""
+
+    backend: str
+    read: _Read
+    verdict: Literal["exact", "narrowed"]
+    reasons: tuple[str, ...]
+
+
+class Forms:
+    """Chooses among the backends of one engine. Used from any thread."""
+
+    def __init__(
+        self, backends: Mapping[str, GrammarBackend], *, whitespace: int = WHITESPACE, verify: bool = False
+    ) -> None:
+        """`whitespace` and `verify` are those of requests that say nothing."""
+        first = [name for name in PREFERRED if name in backends]
+        self._backends = {name: backends[name] for name in [*first, *sorted(backends.keys() - {*first})]}
+        self._whitespace = whitespace
+        self._verify = verify
+        self._kept = lru_cache(KEPT)(self._choose)
+
+    def serve(self, asked: AskedForm) -> ServedForm:
+        """The best backend for a form. Raises `RequestError` where it is malformed, or where none can keep it.
+
+        Takes some milliseconds where it is new, some hundred for the largest that is taken.
+        """
+        field = asked.field or asked.kind
+        whitespace = self._whitespace if asked.whitespace is None else asked.whitespace
+        kind, text = _text(asked, field)
+        choose = self._kept if len(text) <= KEPT_BYTES else self._choose
+        try:
+            found = choose(kind, text, whitespace if kind in _WITH_WHITESPACE else WHITESPACE)
+        except RequestError as error:
+            problem = f"{field}: {str(error).removeprefix(f'{field}: ')}"
+            raise RequestError(problem, field=field, code=error.code, status=error.status) from error
+        read = found.read
+        order = GrammarOrder(
+            backend=found.backend,
+            kind=read.kind,
+            text=read.text,
+            whitespace=whitespace if kind in _WITH_WHITESPACE else WHITESPACE,
+            unique_keys=read.unique_keys,
+        )
+        verify = self._verify if asked.verify is None else asked.verify
+        return ServedForm(order=order, verdict=found.verdict, reasons=found.reasons, asked=asked, verify=verify)
+
+    def libraries(self) -> dict[str, dict[str, str]]:
+        """The backends in the order in which they are asked, each with the version of the library behind it."""
+        named = {name: backend.library for name, backend in self._backends.items()}
+        return {name: {library: _version(library)} if library else {} for name, library in named.items()}
+
+    def _choose(self, kind: str, text: str, whitespace: int) -> _Choice:
+        read = _read(kind, text)
+        spec = Spec(read.kind, read.text, whitespace)
+        refused: dict[str, Judgement] = {}
+        narrowed: list[_Choice] = []
+        for name, backend in self._backends.items():
+            judged = _judged(backend, spec)
+            if judged.verdict == "refused":
+                refused[name] = judged
+                continue
+            reasons = tuple(dict.fromkeys((*read.narrowed, *map(read.shown, judged.reasons))))
+            found = _Choice(name, read, "narrowed" if reasons else judged.verdict, reasons)
+            if found.verdict == "exact":
+                return found
+            narrowed.append(found)
+        if not narrowed:
+            raise _refusal(read, refused)
+        return min(narrowed, key=lambda one: len(one.reasons))
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _text(asked: AskedForm, field: str) -> tuple[str, str]:
+    """The kind of a form that a backend knows, and what was sent as one text."""
+    value = asked.value
+    match asked.kind:
+        case "json_object":
+            return "json_schema", _json(_ANY_OBJECT)
+        case "json_schema" | "structural_tag" if isinstance(value, str):
+            return asked.kind, value
+        case "json_schema" if not isinstance(value, dict | bool):
+            raise _must_be("a JSON Schema: an object, true or false, or the text of one", field, value)
+        case "structural_tag" if not isinstance(value, dict):
+            raise _must_be("an object, or the text of one", field, value)
+        case "regex" | "ebnf":
+            if not isinstance(value, str) or not value:
+                raise _must_be("a text, and not empty", field, value)
+            return asked.kind, value
+    try:
+        return asked.kind, _json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{field}: no JSON: {one_line(error)}", field=field, code="invalid_grammar") from None
+
+
+def _must_be(allowed: str, field: str, value: object) -> RequestError:
+    return RequestError(f"{field} = {shown(value)}: must be {allowed}", field=field)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _read(kind: str, text: str) -> _Read:
+    """What was sent, in normal form. Raises `RequestError` with the place of what is wrong."""
+    match kind:
+        case "json_schema":
+            normal = normal_schema(text)
+            return _Read(kind, normal.text, tuple(_left_out(normal)), normal.open_keys, (normal,))
+        case "regex":
+            return _Read(kind, regex.text(regex.parse(text)))
+        case "ebnf":
+            return _Read(kind, ebnf.text(ebnf.parse(text)))
+        case "choice":
+            return _Read(kind, choice.normalise(json.loads(text)))
+    return _read_tags(text)
+
+
+def _read_tags(text: str) -> _Read:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise tags.TagError(f"no JSON: {one_line(error)}") from None
+    schemas: list[Normal] = []
+
+    def schema(value: object) -> str:
+        normal = normal_schema(value)
+        if normal.open_keys:  # beside free text nobody keeps count of an object's keys
+            problem = 'an object may have keys that are not named, and a key twice; set "additionalProperties": false'
+            raise tags.TagError(problem)
+        schemas.append(normal)
+        return normal.text
+
+    normalised = tags.normalise(value, schema)
+    narrowed = [f"{reason}, in tag {i}" for i, normal in enumerate(schemas) for reason in _left_out(normal)]
+    return _Read("structural_tag", normalised, tuple(narrowed), False, tuple(schemas))
+
+
+def _left_out(normal: Normal) -> Iterator[str]:
+    return (f"{problem}, at {pointer}" for pointer, problem in normal.narrowed.items())
+
+
+def _judged(backend: GrammarBackend, spec: Spec) -> Judgement:
+    """A backend's judgement; one that fails at it refuses."""
+    if spec.kind not in backend.spec_kinds:
+        return Judgement.refused(f"it knows no {spec.kind}")
+    try:
+        return backend.judge(spec)
+    except BaseException as error:
+        if not contained(error):
+            raise
+        return Judgement.refused(f"it cannot judge this: {one_line(error)}")
+
+
+def _refusal(read: _Read, refused: Mapping[str, Judgement]) -> RequestError:
+    """What every backend says; those that say the same together."""
+    said: dict[str, list[str]] = {}
+    for name, judged in refused.items():
+        said.setdefault(_joined([read.shown(reason) for reason in judged.reasons]), []).append(name)
+    each = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
+    return RequestError(f"no grammar backend can keep this {read.kind}: {each}", code="unsupported_grammar")
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    """Different reasons, so many of them as one reads."""
+    different = list(dict.fromkeys(reasons))
+    more = f", and {len(different) - MAX_REASONS} more" if len(different) > MAX_REASONS else ""
+    return ", ".join(different[:MAX_REASONS]) + more

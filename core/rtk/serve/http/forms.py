@@ -1,0 +1,131 @@
+"""The fields that say what an answer must look like: OpenAI's, and those that users of SGLang and vLLM know."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rtk.errors import RequestError
+from rtk.grammar.forms import KINDS, AskedForm, ServedForm, check_options, two_forms
+from rtk.serve.http.body import must_be, typed
+from rtk.serve.http.fields import FORM_NAMES, Ignored, not_supported
+
+HEADER = "x-rtk-grammar"
+
+_ALONE = {name: name for name in KINDS} | {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "ebnf",
+}
+"""Fields that are a form of a kind."""
+_OUTPUTS = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
+"""The same inside `structured_outputs`."""
+_FORMATS = {"regex": "pattern", "ebnf": "grammar", "grammar": "grammar", "choice": "choices"}
+"""Types of `response_format` that OpenAI's does not have, and the key of what they say."""
+_TYPES = ("text", "json_object", "json_schema", "regex", "ebnf", "choice", "structural_tag")
+
+
+def read_form(values: Mapping[str, Any], ignored: Ignored, *, prefix: str = "") -> AskedForm | None:
+    """What the fields in `values` ask for; `prefix` says where they stand. Raises `RequestError`, for two forms too."""
+    found = [form for name in FORM_NAMES if name in values for form in _forms(name, values[name], ignored, prefix)]
+    whitespace, verify = check_options(values, prefix)
+    if not found:
+        return None
+    if len(found) > 1:
+        raise two_forms(*(form.field for form in found))
+    (form,) = found
+    return dataclasses.replace(form, whitespace=form.whitespace if whitespace is None else whitespace, verify=verify)
+
+
+def either(one: AskedForm | None, other: AskedForm | None) -> AskedForm | None:
+    """The one that is there. Raises `RequestError` where both are."""
+    if one is not None and other is not None:
+        raise two_forms(one.field, other.field)
+    return one or other
+
+
+def _forms(name: str, value: Any, ignored: Ignored, prefix: str) -> Iterator[AskedForm]:
+    """The forms that one field asks for: usually one."""
+    if name == "response_format":
+        yield from _format(value, prefix + name, ignored)
+    elif name == "structured_outputs":
+        yield from _outputs(typed({name: value}, name, dict, {}, prefix=prefix), prefix + name)
+    elif name == "json_object":
+        if typed({name: value}, name, bool, False, prefix=prefix):
+            yield AskedForm(kind=name, value=True, field=prefix + name)
+    elif name in _ALONE:
+        yield AskedForm(kind=_ALONE[name], value=value, field=prefix + name)
+
+
+def _format(value: Any, place: str, ignored: Ignored) -> Iterator[AskedForm]:
+    """`response_format`."""
+    if not isinstance(value, dict):
+        raise must_be('an object such as {"type": "json_object"}', place, value)
+    kind = value.get("type")
+    if kind == "structural_tag":
+        yield AskedForm(kind=kind, value=value, field=place)
+        return
+    known = {"type"}
+    if kind == "json_schema":
+        known.add(kind)
+        yield _named_schema(value.get(kind), f"{place}.{kind}", ignored)
+    elif kind == "json_object":
+        known.add("schema")
+        if value.get("schema") is None:
+            yield AskedForm(kind=kind, value=True, field=place)
+        else:
+            yield AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
+    elif isinstance(kind, str) and kind in _FORMATS:
+        known.add(key := _FORMATS[kind])
+        yield AskedForm(kind="ebnf" if key == "grammar" else kind, value=value.get(key), field=f"{place}.{key}")
+    elif kind != "text":
+        raise must_be(f"one of {', '.join(_TYPES)}", f"{place}.type", kind)
+    for name in value.keys() - known:
+        ignored.note(f"{place}.{name}")
+
+
+def _named_schema(value: Any, place: str, ignored: Ignored) -> AskedForm:
+    """OpenAI's `json_schema`: a schema with a name. Every schema is kept strictly, whatever `strict` says."""
+    if not isinstance(value, dict):
+        raise must_be('an object with "name" and "schema"', place, value)
+    if value.get("schema") is None:
+        raise RequestError(f"{place}.schema is missing: send a JSON Schema", field=f"{place}.schema")
+    for name, kind in (("name", str), ("description", str), ("strict", bool)):
+        typed(value, name, kind, None, prefix=f"{place}.")
+    for name in value.keys() - {"name", "description", "strict", "schema"}:
+        ignored.note(f"{place}.{name}")
+    return AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
+
+
+def _outputs(value: Mapping[str, Any], place: str) -> Iterator[AskedForm]:
+    """vLLM's `structured_outputs`."""
+    whitespace = 0 if typed(value, "disable_any_whitespace", bool, False, prefix=f"{place}.") else None
+    for name, given in value.items():
+        field = f"{place}.{name}"
+        if given is None or name == "disable_any_whitespace":
+            continue
+        if name not in _OUTPUTS:
+            if given is not False:
+                raise not_supported(field)
+        elif name != "json_object" or typed(value, name, bool, False, prefix=f"{place}."):
+            yield AskedForm(kind=_OUTPUTS[name], value=given, field=field, whitespace=whitespace)
+
+
+def headers(form: ServedForm | None) -> dict[str, str]:
+    """Who sees to the form of an answer, and how far."""
+    return {} if form is None else {HEADER: f"{form.order.backend}; {form.verdict}"}
+
+
+def described(form: ServedForm, *, finished: bool, verified: bool | None) -> dict[str, Any]:
+    """The same as a part of an answer, with its reasons, and the result of the check where there was to be one."""
+    said: dict[str, Any] = {"backend": form.order.backend, "verdict": form.verdict, "reasons": form.reasons}
+    if form.verify and finished:
+        said["verified"] = verified
+    return {"grammar": said}

@@ -1,0 +1,345 @@
+"""A whole engine but for its weights, with all three backends: what clients get who ask for a form."""
+
+import asyncio
+import json
+
+import httpx
+import jsonschema
+import pytest
+from http_harness import error_of, events
+from tiny_tokenizer import IM_END, byte_level, ids_of
+
+from rtk import Engine
+from rtk.config.load import config_from
+from rtk.errors import RequestError
+from rtk.plugin.testing import scripted  # not its class: what steps do is tested elsewhere, with every loop
+from rtk.schedule.budget import Limits
+from rtk.serve.computing import Computing
+from rtk.serve.http.app import create_app
+from rtk.serve.runtime import Runtime
+
+THINKS = (
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{{ '<think>\n' if enable_thinking is not defined or enable_thinking else '<think>\n\n</think>\n\n' }}"
+)
+TOKENIZER = byte_level(b"</th", b"ink>", template=THINKS)
+FIRST = ids_of(TOKENIZER, b"\x00")[0]
+LENGTH = 512
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+KG = {
+    "type": "object",
+    "properties": {"kg": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["kg"],
+    "additionalProperties": False,
+}
+ENUM = {"enum": ["red", "green"]}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+"""Recursive: outlines refuses it."""
+
+
+def mumble(history):
+    """A model that says anything, letters rather than what ends a text: but it must end somewhere."""
+    return FIRST + (len(history) * 37 + history[-1] * 11) % 128
+
+
+def says(*tokens):
+    """A model that says this after any prompt, over and over; the prompt's last token is a line end, or a `|`."""
+    ids = ids_of(TOKENIZER, *tokens)
+    ends = ids_of(TOKENIZER, b"|", b"\n")
+
+    def script(history):
+        start = max(len(history) - 1 - history[::-1].index(end) if end in history else -1 for end in ends)
+        return ids[(len(history) - 1 - start) % len(ids)]
+
+    return script
+
+
+class Serving:
+    """Two doors to one engine: HTTP, and `Engine`."""
+
+    def __init__(self, **config):
+        self.script = mumble
+        sizes = {"slots": 4096, "page_size": 1, "max_running": 8, "context_length": LENGTH}
+        limits = Limits(context_length=LENGTH, pool_tokens=4096, page_size=1, max_running=8, max_prefill_tokens=4096)
+        executor = scripted.ScriptedExecutor(lambda history: self.script(history), **sizes)
+        known = (TOKENIZER.size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
+        config = config_from({"model.path": "tiny", "model.thinking_end": "</think>", **config})
+        self.runtime = Runtime(config, Computing(executor, limits, *known), TOKENIZER)
+        self.engine = Engine(runtime=self.runtime)
+        self.app = create_app(self.runtime.manager)
+
+    async def request(self, path, body):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
+            return await client.request("POST" if body else "GET", path, json=body, timeout=30)
+
+    def run(self, *requests):
+        """The answers to requests that are sent together, on the engine's loop."""
+
+        async def all_of_them():
+            return await asyncio.gather(*(self.request(path, body) for path, body in requests))
+
+        return asyncio.run_coroutine_threadsafe(all_of_them(), self.engine._loop).result(60)
+
+    def post(self, path, **body):
+        prompt = {"/generate": {"text": "x|"}, "/v1/completions": {"prompt": "x|"}}
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        return self.run((path, {**prompt.get(path, chat), **body}))[0]
+
+
+@pytest.fixture(scope="module")
+def serving():
+    one = Serving(**{"grammar.compile_workers": 1})
+    yield one
+    one.engine.close()
+
+
+@pytest.fixture(autouse=True)
+def script(request):
+    if "serving" in request.fixturenames:
+        request.getfixturevalue("serving").script = mumble
+
+
+def form(schema, **more):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines"])
+def test_every_backend_keeps_a_schema(backend, serving):
+    params = {"json_schema": PERSON, "grammar_verify": True, "max_new_tokens": 300}
+    if backend == "xgrammar":  # whose process takes long to start; it is what auto takes
+        answer = serving.engine.generate("x|", params)
+    else:
+        with Serving(**{"grammar.backend": backend, "grammar.compile_workers": 1}).engine as engine:
+            answer = engine.generate("x|", params)
+    assert (answer.form.order.backend, answer.finish.reason, answer.verified) == (backend, "stop", True)
+    jsonschema.validate(json.loads(answer.text), PERSON)
+    assert answer.content == answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_the_answer_says_who_saw_to_it_and_how_far(serving, path):
+    place = {"sampling_params": {"json_schema": ENUM}} if path == "/generate" else {"response_format": form(ENUM)}
+    chat = {"chat_template_kwargs": {"enable_thinking": False}} if "chat" in path else {}
+    response = serving.post(path, **place, **chat)
+    assert response.headers["x-rtk-grammar"].split("; ")[0] == "xgrammar"
+    body = response.json()
+    if path == "/generate":
+        assert body["text"] in ('"red"', '"green"')
+        grammar = body["rtk"]["grammar"]
+        assert (grammar["backend"], "verified" in grammar) == ("xgrammar", False)
+        assert response.headers["x-rtk-grammar"] == f"xgrammar; {grammar['verdict']}"
+        assert bool(grammar["reasons"]) == (grammar["verdict"] == "narrowed")
+    else:
+        (choice,) = body["choices"]
+        assert choice.get("text", choice.get("message", {}).get("content")) in ('"red"', '"green"')
+        assert choice["finish_reason"] == "stop"
+        assert "rtk" not in choice
+
+
+@pytest.mark.parametrize(
+    ("fields", "allowed"),
+    [
+        ({"guided_json": ENUM}, {'"red"', '"green"'}),
+        ({"guided_json": json.dumps(ENUM)}, {'"red"', '"green"'}),
+        ({"guided_choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"guided_regex": "(ab){2}"}, {"abab"}),
+        ({"guided_grammar": 'root ::= "x" y\ny ::= "z" | "zz"'}, {"xz", "xzz"}),
+        ({"structured_outputs": {"choice": ["yes", "no"], "json": None}}, {"yes", "no"}),
+        ({"structured_outputs": {"regex": "ab", "disable_any_whitespace": False}}, {"ab"}),
+        ({"regex": "a|b"}, {"a", "b"}),
+        ({"ebnf": 'root ::= "a"'}, {"a"}),
+        ({"choice": ["a"]}, {"a"}),
+        ({"response_format": {"type": "regex", "pattern": "a"}}, {"a"}),
+        ({"response_format": {"type": "grammar", "grammar": 'root ::= "a"'}}, {"a"}),
+        ({"response_format": {"type": "choice", "choices": ["a"]}}, {"a"}),
+        ({"response_format": {"type": "json_object", "schema": ENUM}}, {'"red"', '"green"'}),
+        ({"response_format": {"type": "text"}, "regex": "a"}, {"a"}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_every_field_that_asks_for_a_form(serving, fields, allowed):
+    (choice,) = serving.post("/v1/completions", max_tokens=30, **fields).json()["choices"]
+    assert choice["text"] in allowed
+    assert serving.post("/generate", sampling_params=fields).json()["text"] in allowed
+    assert serving.post("/generate", **fields).json()["text"] in allowed
+
+
+@pytest.mark.parametrize("fields", [{"response_format": None}, {"response_format": {"type": "text"}}, {"regex": None}])
+def test_what_asks_for_no_form(serving, fields):
+    response = serving.post("/v1/completions", max_tokens=3, **fields)
+    assert "x-rtk-grammar" not in response.headers
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+
+
+BAD = [
+    (
+        {"response_format": {"type": "yaml"}},
+        "response_format.type",
+        "response_format.type = 'yaml': must be one of text",
+    ),
+    ({"response_format": "json"}, "response_format", "response_format = 'json': must be an object such as"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "response_format.json_schema = None"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "response_format.json_schema.schema is missing",
+    ),
+    (
+        {"response_format": form({"type": "object", "properties": {"a": {"pattern": "([a-z"}}})},
+        "response_format.json_schema.schema",
+        "#/properties/a/pattern",
+    ),
+    ({"response_format": form(ENUM), "regex": "a"}, "regex", "an answer can have one form"),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        "structured_outputs.choice",
+        "an answer can have one form",
+    ),
+    ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "not supported yet"),
+    ({"grammar_whitespace": 257, "regex": "a"}, "grammar_whitespace", "must be an integer from 0 to 256"),
+    ({"grammar_verify": "yes", "regex": "a"}, "grammar_verify", "must be true or false"),
+    ({"regex": "([a-z"}, "regex", "at character 2"),
+    ({"regex": "^*[0-9]$"}, "regex", "at character 2"),
+    ({"regex": "a{3,2}"}, "regex", "at character 2"),
+    ({"regex": "(?=a)b"}, "regex", "look-ahead"),
+    ({"regex": 5}, "regex", "regex = 5: must be a text"),
+    ({"ebnf": 'root ::= "a" tail'}, "ebnf", "line 1, column 14: the rule 'tail' is not defined"),
+    ({"ebnf": 'start ::= "a"'}, "ebnf", "there is no rule 'root'"),
+    ({"ebnf": 'root ::= "abc'}, "ebnf", "line 1, column 10"),
+    ({"ebnf": 'root := "a"'}, "ebnf", "line 1, column 6"),
+    ({"ebnf": "root ::= root"}, "ebnf", "root"),
+    ({"choice": []}, "choice", "there must be one text at least"),
+    ({"json_schema": "{"}, "json_schema", "not JSON"),
+    ({"json_schema": 5}, "json_schema", "must be a JSON Schema"),
+    ({"structural_tag": "{"}, "structural_tag", "no JSON"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field", "problem"), BAD, ids=[str(i) for i in range(len(BAD))])
+def test_what_cannot_be_kept_is_refused(serving, fields, field, problem):
+    error = error_of(serving.post("/v1/completions", max_tokens=5, **fields))
+    assert error["param"] == field
+    assert problem in error["message"]
+    assert error_of(serving.post("/v1/completions", max_tokens=5, stream=True, **fields)) == error
+
+
+def test_bad_ones_do_not_touch_the_others(serving):
+    good = [("/generate", {"text": f"{i}|", "regex": "[ab]{9}"}) for i in range(8)]
+    bad = [("/v1/completions", {"prompt": "x", **fields}) for fields, _, _ in BAD]
+    answers = serving.run(*good, *bad, ("/health", None))
+    assert [answer.status_code for answer in answers] == [200] * 8 + [400] * len(bad) + [200]
+    assert all(set(answer.json()["text"]) <= {"a", "b"} and len(answer.json()["text"]) == 9 for answer in answers[:8])
+
+
+def test_what_no_backend_can_keep_names_keyword_and_place_and_what_each_says(serving):
+    schema = {"allOf": [{"properties": {"a": {"type": "array", "uniqueItems": True}}}]}
+    error = error_of(serving.post("/v1/completions", response_format=form(schema)))
+    assert (error["param"], error["code"]) == ("response_format.json_schema.schema", "unsupported_grammar")
+    assert "uniqueItems" in error["message"]
+    assert "#/allOf/0/properties/a/uniqueItems" in error["message"]
+    for name in ("xgrammar", "llguidance", "outlines"):
+        assert name in error["message"]
+
+
+@pytest.mark.parametrize("order", [(ENUM, NODE), (NODE, ENUM)], ids=["plain first", "recursive first"])
+def test_each_request_gets_a_backend_that_can(order):
+    serving = Serving(**{"grammar.backend": "outlines", "grammar.compile_workers": 1})
+    with serving.engine:
+        statuses = [serving.post("/v1/completions", json_schema=schema).status_code for schema in order]
+        assert statuses == [200 if schema is ENUM else 400 for schema in order]
+        assert serving.post("/v1/completions", max_tokens=2).status_code == 200
+
+
+def test_a_server_without_grammars_says_so_and_serves_the_rest():
+    serving = Serving(**{"grammar.backend": "none"})
+    with serving.engine:
+        error = error_of(serving.post("/v1/completions", response_format=form(ENUM)))
+        assert (error["code"], error["param"]) == ("grammar_off", "response_format.json_schema.schema")
+        assert "not enabled" in error["message"]
+        assert serving.post("/v1/completions", max_tokens=2).status_code == 200
+        with pytest.raises(RequestError, match="regex: structured output is not enabled"):
+            serving.engine.generate("x", {"regex": "a"})
+
+
+def test_any_object_will_do(serving):
+    serving.script = says(b"{", b'"', b"k", b'"', b":", b"1", b"}")
+    response = serving.post("/v1/completions", response_format={"type": "json_object"}, max_tokens=40)
+    assert json.loads(response.json()["choices"][0]["text"]) == {"k": 1}
+
+
+def test_white_space_is_bounded_by_request_and_by_default(serving):
+    serving.script = lambda history: FIRST + 32
+    schema = {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 1}
+    text = {more: serving.engine.generate("x|", {"json_schema": schema, **dict(more)}).text for more in [
+        (), (("grammar_whitespace", 0),), (("grammar_whitespace", 3),)
+    ]}  # fmt: skip
+    assert [*text.values()] == [f"[{' ' * n}null{' ' * n}]" for n in (8, 0, 3)]
+
+
+def test_a_text_that_is_cut_is_not_claimed_to_be_valid(serving):
+    body = {"json_schema": PERSON, "grammar_verify": True}
+    response = serving.post("/v1/completions", max_tokens=5, **body)
+    (choice,) = response.json()["choices"]
+    assert (choice["finish_reason"], choice["rtk"]["grammar"]["verified"]) == ("length", False)
+    answer = serving.post("/generate", sampling_params={**body, "max_new_tokens": 5}).json()
+    assert (answer["text"], answer["rtk"]["grammar"]["verified"]) == (choice["text"], False)
+
+
+def test_a_stream_ends_with_the_result_of_the_check(serving):
+    response = serving.post("/v1/completions", choice=["abc"], grammar_verify=True, stream=True)
+    assert response.headers["x-rtk-grammar"] == "xgrammar; exact"
+    *chunks, last, done = events(response)
+    assert "".join(chunk["choices"][0]["text"] for chunk in (*chunks, last)) == "abc"
+    assert not any("rtk" in chunk["choices"][0] for chunk in chunks)
+    grammar = {"backend": "xgrammar", "verdict": "exact", "reasons": [], "verified": True}
+    assert (last["choices"][0]["rtk"], done) == ({"grammar": grammar}, "[DONE]")
+
+
+# --- models that think ------------------------------------------------------------------------------------------
+
+THOUGHT = (b"h", b"m", b"m", b" ", b"{", b"x", b"}", b"</th", b"ink>", b"{", b'"', b"k", b"g", b'"', b":", b"1", b"}")
+
+
+def chat(serving, **body):
+    return serving.post("/v1/chat/completions", **{"temperature": 0, "response_format": form(KG), **body})
+
+
+def test_thinking_is_free_and_the_answer_is_not(serving):
+    serving.script = says(*THOUGHT)
+    (choice,) = chat(serving, max_tokens=60).json()["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hmm {x}", '{"kg":1}')
+    assert choice["finish_reason"] == "stop"
+
+
+def test_a_stream_tells_thoughts_from_the_answer(serving):
+    serving.script = says(*THOUGHT)
+    *chunks, _ = events(chat(serving, max_tokens=60, stream=True, grammar_verify=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hmm {x}"
+    assert "".join(delta.get("content", "") for delta in deltas) == '{"kg":1}'
+    assert chunks[-1]["choices"][0]["rtk"]["grammar"]["verified"] is True
+
+
+def test_a_model_that_does_not_think_is_held_to_its_form_at_once(serving):
+    serving.script = says(*THOUGHT)
+    (choice,) = chat(serving, max_tokens=60, chat_template_kwargs={"enable_thinking": False}).json()["choices"]
+    assert "reasoning_content" not in choice["message"]
+    jsonschema.validate(json.loads(choice["message"]["content"]), KG)
+
+
+def test_thinking_that_is_cut_leaves_no_answer(serving):
+    serving.script = says(*THOUGHT)
+    (choice,) = chat(serving, max_tokens=3, grammar_verify=True).json()["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (None, "hmm")
+    assert (choice["finish_reason"], choice["rtk"]["grammar"]["verified"]) == ("length", False)

@@ -1,0 +1,224 @@
+"""Tokens that a grammar leaves little choice of are guessed, and computed at once; no answer depends on it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shapes import (
+    DIGITS,
+    OBJECT,
+    QUOTED,
+    Constrained,
+    ShapeMatcher,
+    Shapes,
+    alone,
+    byte,
+    moody,
+    prefers,
+    said,
+    shaped,
+    text,
+)
+
+from rtk.plugin.grammar import Vocabulary
+from rtk.plugin.testing.grammar import END, VOCABULARY
+
+ENDS = frozenset({END})
+LETTERS = [*text('"'), (b"aeioy", 3, 9), *text('"')]
+KEYED = [*text('{"yes":'), *DIGITS, *text(',"cat":"cars","no":'), *LETTERS, *text(',"true":true}')]
+TEN = [piece for i in range(10) for piece in [*text('{,"'[i > 0 :: 1][:1] + f'"long key {i}":'), *DIGITS]] + text("}")
+
+
+def harness(script, **options):
+    return Constrained(**{"script": script, "end_tokens": ENDS, "pool_tokens": 512, **options})
+
+
+def books_are_closed(h):
+    assert h.stat("free") + h.stat("evictable") == h.stat("pool")
+    assert h.stat("invariant_violations") == h.stat("commit_failures") == h.stat("steps_failed") == 0
+    assert h.stat("attention_query_rows") == h.stat("prefill_tokens") + h.stat("decode_tokens")
+
+
+def test_guesses_are_the_longest_tokens_that_fit():
+    constraint = shaped([*text('{"yes":nonée')])(ENDS)
+    constraint.refine(np.zeros(constraint.words, np.int32) | 1)
+    constraint.look_ahead()
+    assert [VOCABULARY.tokens[token] for token in constraint.drafts] == [
+        b'{"',
+        b"yes",
+        b'":',
+        b"no",
+        b"n",
+        "é".encode(),
+        b"e",
+    ]
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_ten_long_keys_take_fewer_steps_and_the_answer_is_the_same(page):
+    steps, answers = {}, {}
+    for jump in (False, True):
+        h = harness(prefers(*b"}17"), page_size=page, jump_forward=jump, max_running=1, context_length=256)
+        h.add("a", range(7), constraint=shaped(TEN), max_new_tokens=200)
+        h.run()
+        steps[jump], answers[jump] = h.stat("steps"), h.tokens["a"]
+        books_are_closed(h)
+    assert answers[True] == answers[False] == alone(prefers(*b"}17"), range(7), shaped(TEN), 200)
+    assert steps[False] >= 1.5 * steps[True]
+    assert h.stat("jump_forward_tokens") == steps[False] - steps[True] > 50
+    assert 10 <= h.stat("jump_forward_steps") < steps[True]
+
+
+def test_a_guess_that_the_model_does_not_share_costs_nothing_but_its_place():
+    """The model spells what the vocabulary has whole."""
+    h = harness(prefers(*b'{"yes:'), page_size=4)
+    h.add("a", [1], constraint=shaped(text('{"yes":"yes"}')))
+    h.run()
+    assert h.tokens["a"] == [*b'{"yes":"yes"}']
+    assert h.stat("jump_forward_steps") > 0
+    books_are_closed(h)
+
+
+def test_without_slots_to_spare_nothing_is_guessed():
+    answers = []
+    for pool in (512, 48):
+        h = harness(prefers(*b"{}17"), pool_tokens=pool)
+        h.add("a", range(10), constraint=shaped(text("{" + "1" * 30 + "}")), max_new_tokens=33)
+        h.run()
+        answers.append(h.tokens["a"])
+        assert (h.stat("jump_forward_tokens") > 25) == (pool == 512) or h.stat("steps") < 33
+        books_are_closed(h)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_the_limit_holds_in_the_middle_of_guesses(limit):
+    h = harness(prefers(*b"1{"), page_size=4)
+    h.add("a", range(5), constraint=shaped(KEYED), max_new_tokens=limit)
+    h.run()
+    assert h.tokens["a"] == alone(prefers(*b"1{"), range(5), shaped(KEYED), 99)[:limit]
+    assert h.finished["a"].reason == "length"
+    books_are_closed(h)
+
+
+def test_a_stop_string_ends_the_text_in_the_middle_of_guesses():
+    def match_stop(params, prompt):
+        heard = []
+        return lambda token: heard.append(token) or ("yes" if said(heard).endswith("yes") else None)
+
+    h = harness(prefers(byte("1")), match_stop=match_stop)
+    h.add("a", range(5), constraint=shaped(KEYED), stop=("yes",))
+    h.run()
+    assert (said(h.tokens["a"]), h.finished["a"].matched) == ('{"yes', "yes")
+    books_are_closed(h)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_an_abort_while_guesses_are_computed(after):
+    h = harness(moody, page_size=4)
+    h.add("a", range(9), constraint=shaped(KEYED))
+    h.add("b", range(9), constraint=shaped(KEYED))
+    for _ in range(after):
+        h.step()
+    h.abort("a")
+    h.run()
+    assert h.tokens["b"] == alone(moody, range(9), shaped(KEYED), 99)
+    books_are_closed(h)
+
+
+class Broken(ShapeMatcher):
+    """Fails at one thing, where it has seen three tokens or more."""
+
+    fails = ""
+
+    def forced(self):
+        return self.fail("forced", super().forced)
+
+    def accept(self, token):
+        return self.fail("accept", super().accept, token)
+
+    def allowed(self):
+        return self.fail("fill_batch", super().allowed)
+
+    def fail(self, what, otherwise, *args):
+        assert what != self.fails or len(self.past) < 4, "out of order"
+        return otherwise(*args)
+
+
+@pytest.mark.parametrize("method", ["forced", "accept", "fill_batch"])
+def test_a_backend_that_fails_at_guesses_ends_that_request(method, caplog):
+    backend = type("Odd", (Shapes,), {"matcher": type("M", (Broken,), {"fails": method})})()
+    h = harness(prefers(byte("1")))
+    h.add("a", range(5), constraint=shaped(KEYED, backend=backend, name="odd"))
+    h.add("b", range(7), constraint=shaped(KEYED))
+    h.run()
+    assert (h.finished["a"].code, h.finished["b"].reason) == ("grammar_failed", "stop")
+    assert caplog.text.count("grammar plugin 'odd'") == 1
+    assert f"grammar plugin 'odd': {method}() failed: AssertionError: out of order" in caplog.text
+    books_are_closed(h)
+
+
+def test_nonsense_for_bytes_is_a_fault():
+    backend = type("Odd", (Shapes,), {"matcher": type("M", (ShapeMatcher,), {"forced": lambda self: "text"})})()
+    h = harness(prefers(byte("1")))
+    h.add("a", range(5), constraint=shaped(KEYED, backend=backend))
+    h.run()
+    assert h.finished["a"].code == "grammar_failed"
+
+
+def test_bytes_that_are_not_forced_after_all_change_nothing():
+    """What a backend says is forced is a guess like any other."""
+    backend = type("Odd", (Shapes,), {"matcher": type("M", (ShapeMatcher,), {"forced": lambda self: b'{"a":12'})})()
+    h = harness(moody)
+    h.add("a", range(5), constraint=shaped(OBJECT, backend=backend))
+    h.run()
+    assert h.tokens["a"] == alone(moody, range(5), shaped(OBJECT), 99)
+    assert h.stat("grammar_faults") == 0
+    books_are_closed(h)
+
+
+SHAPES = [None, OBJECT, QUOTED, KEYED, LETTERS]
+
+
+@pytest.mark.stepwise  # the loops are among what is varied
+@settings(deadline=None, max_examples=40)
+@given(
+    page=st.sampled_from([1, 4]),
+    pool=st.integers(14, 40),
+    rows=st.integers(1, 4),
+    chunk=st.sampled_from([None, 8]),
+    loop=st.sampled_from([{"overlap": False}, {"overlap": True}, {"overlap": True, "lazy": True}]),
+    mixed=st.booleans(),
+    jump=st.booleans(),
+    ratio=st.sampled_from([0.02, 1.0]),
+    hot=st.booleans(),
+    requests=st.lists(
+        st.tuples(st.sampled_from(SHAPES), st.integers(1, 12), st.integers(1, 30), st.integers(0, 4)), max_size=7
+    ),
+)
+def test_answers_are_the_same_whatever_happens(page, pool, rows, chunk, loop, mixed, jump, ratio, hot, requests):
+    told = []
+    for options in (
+        {"page_size": page, "pool_tokens": 4 * pool, "max_running": rows, "chunk_tokens": chunk, **loop}
+        | {"mixed_chunk": mixed, "conservativeness": ratio, "jump_forward": jump},
+        {"jump_forward": False, "max_running": 1, "overlap": False},
+    ):
+        h = harness(moody, **options)
+        for i, (shape, length, new, steps) in enumerate(requests):
+            constraint = None if shape is None else shaped(shape)
+            h.add(f"{i}", range(length), max_new_tokens=new, temperature=0.9 * hot, seed=i, constraint=constraint)
+            for _ in range(steps):
+                h.step()
+        h.run()
+        books_are_closed(h)
+        assert h.stat("grammar_faults") == h.stat("sampling_errors") == h.stat("plugin_faults") == 0
+        told.append({rid: (h.tokens[rid], h.finished[rid]) for rid in h.finished})
+    assert told[0] == told[1]
+
+
+def test_vocabularies_without_single_bytes_guess_as_far_as_they_can():
+    vocabulary = Vocabulary([b"ab", b"c", b""], frozenset({2}))
+    constraint = shaped(text("abcd"), vocabulary=vocabulary)(frozenset({2}))
+    constraint.refine(np.ones(1, np.int32))
+    constraint.look_ahead()
+    assert constraint.drafts == (0, 1)
