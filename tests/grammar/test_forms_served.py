@@ -16,7 +16,7 @@ from rtk.plugin.testing import scripted  # not its class: what steps do is teste
 from rtk.schedule.budget import Limits
 from rtk.serve.computing import Computing
 from rtk.serve.http.app import create_app
-from rtk.serve.runtime import Runtime
+from rtk.serve.runtime import Runtime, build_policies
 
 THINKS = (
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -74,7 +74,7 @@ class Serving:
         executor = scripted.ScriptedExecutor(lambda history: self.script(history), **sizes)
         known = (TOKENIZER.size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         config = config_from({"model.path": "tiny", "model.thinking_end": "</think>", **config})
-        self.runtime = Runtime(config, Computing(executor, limits, *known), TOKENIZER)
+        self.runtime = Runtime(config, build_policies(config), Computing(executor, limits, *known), TOKENIZER)
         self.engine = Engine(runtime=self.runtime)
         self.app = create_app(self.runtime.manager)
 

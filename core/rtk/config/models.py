@@ -75,6 +75,8 @@ class PluginSection(Section):
     kind: ClassVar["Kind"]
     choice: ClassVar[str]
     """The field that names the chosen plugin."""
+    words: ClassVar[tuple[str, ...]] = ()
+    """What it may say instead of a name."""
 
     @property
     def chosen(self) -> str:
@@ -282,6 +284,7 @@ class GrammarConfig(PluginSection):
 
     kind = "grammar"
     choice = "backend"
+    words = ("auto", "none")
 
     backend: PluginName = Field(
         default="auto",

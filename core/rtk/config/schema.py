@@ -29,7 +29,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
             leaf.pop("default", None)
     for name, section in PLUGIN_SECTIONS.items():
         leaf = _leaf(schema, f"{name}.{section.choice}")
-        leaf.get("items", leaf)["enum"] = registry.names(section.kind)
+        leaf.get("items", leaf)["enum"] = [*section.words, *registry.names(section.kind)]
     for path in table.sections:
         resolved(schema, _leaf(schema, path))["type"] = ["object", "null"]  # YAML's empty sections are null
     versions = {"type": "integer", "minimum": 1, "maximum": VERSION, "description": "version of the file's keys"}
