@@ -8,16 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rtk.grammar.regex.chars import ANY, Ranges
-from rtk.grammar.regex.errors import TooLargeError
+from rtk.grammar.regex.errors import PROBLEM, TooLargeError
 from rtk.grammar.regex.nodes import Alt, Chars, Node, Repeat, Seq
 
 MAX_STATES = 2000
 """States of one automaton."""
 MAX_WORK = 200_000
 """Steps of one construction: a fraction of a second."""
-
-
-PROBLEM = "regular expressions that are too large together to be worked out exactly"
 
 
 class Letters:
