@@ -38,7 +38,7 @@ few = expressions.nodes(FEW, leaves=5)
 runs = st.lists(st.tuples(few, st.sampled_from([(0, None), (1, None), (0, 1), (0, 2), (2, 3)])), min_size=2, max_size=3)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(runs.map(lambda parts: seq(repeat(node, *times) for node, times in parts)), st.integers(0, 4), st.integers(0, 5))
 def test_a_range_of_lengths(node, shortest, longest):
     pattern = re.compile(text(node))
@@ -84,7 +84,7 @@ def test_overlap_and_containment(a, b):
     assert contains(a, b) == (combined([b], unwanted=[a]) == NOTHING)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(few)
 def test_lengths(node):
     low, high = lengths(node)
@@ -152,4 +152,11 @@ def test_too_much_is_refused(wanted, shortest, longest):
 def test_one_alone_is_never_worked_out():
     node = parse("[ab]*a[ab]{12}")
     assert combined([node, node, ANYTHING]) is node
-    assert matches(parse("[ab]*a[ab]{3}"), "aabb" * 9) and not matches(parse("[ab]*a[ab]{3}"), "abbb" * 9 + "b")
+
+
+def test_a_match_takes_no_exponential_time():
+    assert matches(parse("[ab]*a[ab]{30}"), "aabb" * 9) and not matches(parse("[ab]*a[ab]{3}"), "abbb" * 9 + "b")
+    assert not matches(parse("(?:(?:a|aa|aaa)+)+"), "a" * 500 + "b")
+    assert matches(parse("(?:(?:a?){30}a{30})+"), "a" * 300)
+    with pytest.raises(TooLargeError):
+        matches(parse("(?:a?b?){2000}"), "a" * 4000)

@@ -50,11 +50,6 @@ def contains(a: Node, b: Node) -> bool:
     return not any(_product((b,), (a,), 0, None).final)
 
 
-def matches(node: Node, text: str) -> bool:
-    """Whether the whole text matches. Raises `TooLargeError`."""
-    return Dfa.of(node, Letters((node, ANYTHING))).matches(text)
-
-
 def _product(wanted: Sequence[Node], unwanted: Sequence[Node], shortest: int, longest: int | None) -> Dfa:
     letters = Letters((*wanted, *unwanted))
     return product(
