@@ -6,16 +6,7 @@ from typing import NamedTuple
 from rtk.grammar.regex.automaton import Dfa, Letters, minimised, product
 from rtk.grammar.regex.errors import PROBLEM, TooLargeError
 from rtk.grammar.regex.lengths import between
-from rtk.grammar.regex.nodes import (
-    ANYTHING,
-    EMPTY,
-    NOTHING,
-    Node,
-    alt,
-    chars,
-    repeat,
-    seq,
-)
+from rtk.grammar.regex.nodes import ANYTHING, EMPTY, NOTHING, Chars, Node, Repeat, alt, chars, repeat, seq
 
 MAX_STATES = 300
 """States of an automaton that is written as an expression."""
@@ -32,12 +23,22 @@ def combined(
 
     `NOTHING` where there are none. Raises `TooLargeError` where the outcome is too large, or takes too long.
     """
-    nodes = list(dict.fromkeys(node for node in wanted if node != ANYTHING)) or [ANYTHING]
+    nodes = []
+    for node in wanted:
+        if isinstance(node, Repeat) and isinstance(node.item, Chars):  # it asks for a length, and for characters
+            shortest, longest = max(shortest, node.low), _shorter(longest, node.high)
+            node = repeat(node.item, 0, None)
+        nodes.append(node)
+    nodes = list(dict.fromkeys(node for node in nodes if node != ANYTHING)) or [ANYTHING]
     try:
         one = nodes[0] if len(nodes) == 1 and not unwanted else _worked_out(nodes, unwanted, 0, None)
         return between(one, shortest, longest)
     except TooLargeError:
         return _worked_out(nodes, unwanted, shortest, longest)
+
+
+def _shorter(a: int | None, b: int | None) -> int | None:
+    return min((bound for bound in (a, b) if bound is not None), default=None)
 
 
 def overlap(a: Node, b: Node) -> bool:
