@@ -143,6 +143,14 @@ HOSTILE = [
 ]
 
 
+def test_what_comes_out_can_be_read_again():
+    node = combined([parse("(?:[a-z]+@)?[a-z]+", "search"), parse("^[^x]*$", "search")], longest=60)
+    assert text(parse(text(node))) == text(node)
+    with pytest.raises(TooLargeError):
+        combined([parse("[0-9]{3}", "search")], longest=300)
+    assert matches(combined([parse("[0-9]{3}", "search")], longest=200), "x" * 100 + "123" + "y" * 97)
+
+
 @pytest.mark.parametrize(("wanted", "shortest", "longest"), HOSTILE)
 def test_too_much_is_refused(wanted, shortest, longest):
     with pytest.raises(TooLargeError) as refused:

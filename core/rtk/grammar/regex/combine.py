@@ -7,6 +7,7 @@ from rtk.grammar.regex.automaton import Dfa, Letters, minimised, product
 from rtk.grammar.regex.errors import PROBLEM, TooLargeError
 from rtk.grammar.regex.lengths import between
 from rtk.grammar.regex.nodes import ANYTHING, EMPTY, NOTHING, Chars, Node, Repeat, alt, chars, repeat, seq
+from rtk.grammar.regex.text import fits
 
 MAX_STATES = 300
 """States of an automaton that is written as an expression."""
@@ -23,6 +24,13 @@ def combined(
 
     `NOTHING` where there are none. Raises `TooLargeError` where the outcome is too large, or takes too long.
     """
+    found = _combined(wanted, unwanted, shortest, longest)
+    if not fits(found):
+        raise TooLargeError(PROBLEM)
+    return found
+
+
+def _combined(wanted: Iterable[Node], unwanted: Sequence[Node], shortest: int, longest: int | None) -> Node:
     nodes = []
     for node in wanted:
         if isinstance(node, Repeat) and isinstance(node.item, Chars):  # it asks for a length, and for characters

@@ -20,10 +20,11 @@ from rtk.grammar.regex.combine import combined
 from rtk.grammar.regex.errors import RegexError, TooLargeError
 from rtk.grammar.regex.escapes import code_point
 from rtk.grammar.regex.nodes import NOTHING, Chars, Node, size
+from rtk.grammar.regex.text import fits
 
-MAX_LENGTH = 8192
+MAX_LENGTH = 20_100
 """Characters of an expression."""
-MAX_DEPTH = 50
+MAX_DEPTH = 64
 """Groups in groups."""
 MAX_ANCHORED = 20
 """Parts with an anchor in one sequence."""
@@ -74,6 +75,8 @@ def parse(pattern: str, use: Use = "match") -> Node:
     if node == NOTHING:
         why = "its look-aheads rule out all texts" if parser.looks else "its anchors stand where no text begins or ends"
         raise RegexError(f"nothing can match: {why}", pattern, 0)
+    if not fits(node):
+        raise RegexError("more characters and groups than are worked with, once all is written out", pattern, 0)
     return node
 
 
