@@ -24,6 +24,11 @@ from rtk.grammar.regex.nodes import Chars
             ['"a', "\n\n", "[", "abcd"],
         ),
         ('root ::= "\\"" "\\\\/\\/\\\'\'" "\\U0001F600" "\\u{1f600}" "\\ud83d\\ude00"', ["\"\\//''😀😀😀"], ['"']),
+        (
+            'root ::= "(" root* ")" x?\nx ::= ("-" | root x{0,1}){1,2}',
+            ["()", "(()())", "()-", "()()-"],
+            ["", "(", "()("],
+        ),
         ('root ::= ("ab" | "a") ("b" | "c")', ["abb", "ab", "ac", "abc"], ["a", "abbb"]),
         ('root ::= a root "x" | "y"\na ::= "q"?', ["y", "yx", "qyx", "qqyxx"], ["qy", "x"]),
         ('root ::= "ab"{2} [+]{2,} ("c" | ""){0,2}', ["abab++", "abab+++cc"], ["abb++", "abab+", "abab++ccc"]),
