@@ -206,6 +206,16 @@ LARGE = "too large once its parts are put together; say less, or fewer alternati
             },
             "more than 64 schemas in each other speak of the same value",
         ),
+        (
+            {
+                "const": json.loads("[" * 60 + "]" * 60),
+                "items": {"$ref": "#/$defs/d0"},
+                "$defs": {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}]} for i in range(9)}
+                | {"d9": {"$ref": "#/$defs/a"}}
+                | {"a": {"type": "array", "items": {"$ref": "#/$defs/d0"}}},
+            },
+            "a constant needs more than 100 schemas in each other to be judged",
+        ),
         ({"enum": list(range(50_001))}, "more than 50000 values"),
         ({"description": "x" * (1 << 20)}, f"a text of {(1 << 20) + 19} characters; at most {1 << 20} are taken"),
         ({"a" * 40_000: {}, "x-": 1}, "unknown keyword"),

@@ -95,7 +95,11 @@ def _at(book: Book, pointer: str, value: Any) -> bool:
 
 
 def _place(book: Book, place: Place, value: Any) -> bool:
-    book.spend()
+    with book.level(place.here):
+        return _is_valid(book, place, value)
+
+
+def _is_valid(book: Book, place: Place, value: Any) -> bool:
     words = place.keywords
     kind = type_of(value)
     if "type" in words and kind not in words["type"] and not (isinstance(value, int) and "integer" in words["type"]):
