@@ -97,3 +97,26 @@ def test_merged(schemas):
 @pytest.mark.parametrize("schema", UNEVALUATED, ids=json.dumps)
 def test_unevaluated(schema):
     assert_same(schema)
+
+
+@pytest.mark.parametrize(
+    "schema", [*OPPOSITES, *UNEVALUATED, *({"allOf": merged} for merged in MERGED)], ids=json.dumps
+)
+def test_constants_are_judged_exactly(schema):
+    form = json.loads(normalise({"enum": [[document] for document in DOCUMENTS], "items": schema}).text)
+    judge = validator(schema)
+    assert [value for (value,) in form["enum"]] == unequal(value for value in DOCUMENTS if judge.is_valid(value))
+
+
+def unequal(values):
+    """JSON Schema has 1 and true apart, which Python has not."""
+    return list({json.dumps(value): value for value in values}.values())
+
+
+def test_alternatives_that_differ_in_more_than_one_property_stay_apart():
+    lacks = {"type": "object", "properties": {"a": False}, "additionalProperties": {"$ref": "#/$defs/i"}}
+    has = {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#/$defs/t"}}
+    defs = {"i": INT, "t": TEXT}
+    assert len(assert_same({"anyOf": [lacks, has], "$defs": defs})["anyOf"]) == 2
+    has["additionalProperties"] = lacks["additionalProperties"]
+    assert "anyOf" not in assert_same({"anyOf": [lacks, has], "$defs": defs})

@@ -182,6 +182,7 @@ def test_what_is_no_schema_is_refused(schema, pointer, problem):
             "minItems",
             "it has to have one like itself in it, without end",
         ),
+        ({"contains": {}, "maxItems": 0, "type": "array"}, "#/maxItems", "maxItems", "at least 1 items and at most 0"),
         ({"type": "null", "not": {"type": "null"}}, "#/not", "not", "one part asks for null, another for"),
     ],
 )
