@@ -32,17 +32,17 @@ def write(text: str, whitespace: int, reasons: Reasons) -> Rules:
     """The grammar of a spec. Raises `RefusedError` where it is malformed."""
     tags, triggers = _read(parsed(text))
     rules: Rules = {}
-    options: list[Expr] = []
-    pieces = _Free(triggers)
+    free = _Free(triggers)
+    options: dict[str, list[Expr]] = {trigger: [] for trigger in triggers}
     for i, (begin, schema, end) in enumerate(tags):
         at = pointer("#", "tags", i)
         value = Writer(reasons, whitespace, rules).write(schema, pointer(at, "schema"))
         if (not end or end[0] in GOES_ON) and _may_be_a_number(value, rules):
             reasons.refuse("an end that a number before it could go on with", pointer(at, "end"))
         trigger = next(one for one in triggers if begin.startswith(one))
-        head = token(seq(pieces.until[trigger], Text(begin[len(trigger) :])))
-        options.append(seq(head, value, token(Text(end))))
-    rules["root"] = seq(rep(alt(*options)), optional(token(pieces.last)))
+        options[trigger].append(seq(token(Text(begin[len(trigger) :])), value, token(Text(end))))
+    tagged = [seq(token(free.until[trigger]), alt(*found)) for trigger, found in options.items()]
+    rules["root"] = seq(rep(alt(*tagged)), optional(token(free.last)))
     return rules
 
 
