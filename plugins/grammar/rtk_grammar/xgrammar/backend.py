@@ -15,6 +15,7 @@ class XGrammar(Writing):
 
     library = "xgrammar"
     install = "xgrammar>=0.2.9"
+    free_by_rules = True
 
     def fits(self, rules: Rules) -> str:
         try:
