@@ -451,6 +451,10 @@ class Writer:
             return NEVER
         rest = schema.get("additionalProperties", True)
         places = {name: (one, pointer(at, "properties", name)) for name, one in properties.items()}
+        for name, one in properties.items():
+            if any(one != other and strings.matches(expr, name) for expr, other, _ in patterns):
+                self._note("object", "patternProperties over properties", pointer(at, "properties", name))
+                return NEVER
         for name in required:
             if name not in places:
                 fitting = [(one, place) for expr, one, place in patterns if strings.matches(expr, name)]

@@ -78,6 +78,9 @@ TABLE: dict[tuple[str, str], Entry] = {
         "refused", "patternProperties together with additionalProperties that is not false"
     ),
     ("object", "patternProperties that overlap"): Entry("refused", "several patternProperties of different schemas"),
+    ("object", "patternProperties over properties"): Entry(
+        "refused", "patternProperties that a property matches which has another schema"
+    ),
     ("object", "propertyNames"): EXACT,
     ("object", "propertyNames beside others"): Entry(
         "refused", "propertyNames together with properties, required or patternProperties"
