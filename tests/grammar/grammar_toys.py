@@ -104,7 +104,7 @@ class Toy(Choices):
     def hold(self, port):
         """No other thread gets to run."""
         self.light(port)
-        re.match(r"(a|a)*$", "a" * 64 + "b")
+        re.match(r"(?:a|aa)+$", "a" * 99 + "b")
 
     def wait(self, port):
         """Until somebody puts the beacon out."""
