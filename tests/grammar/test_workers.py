@@ -74,8 +74,9 @@ def beacon():
 
 def pid_of(pool):
     """The process that serves next."""
-    torch, main, pid = pool.one("tell").problem.split()
+    torch, main, warm, pid = pool.one("tell").problem.split()
     assert (torch, main) == ("False", "None")  # it starts soon, and runs nothing of the user's
+    assert warm == "True"
     return int(pid)
 
 

@@ -28,6 +28,9 @@ NICE = 10
 TIRED = 0.5
 """A process that keeps more than this share of what one job may take is replaced: what libraries hold on to adds up."""
 
+WARM = {"choice": '["a"]', "json_schema": '{"type":"null"}', "regex": "a", "ebnf": 'root ::= "a"'}
+"""The simplest spec of a kind. One is compiled when a backend is built: what a library does once is no job's time."""
+
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -96,6 +99,7 @@ def work(setup: Setup, jobs: "queue.SimpleQueue[bytes]", out: BinaryIO) -> None:
             if job.backend not in built:
                 entry, options = setup.backends[job.backend]
                 built[job.backend] = entry.build(options)
+                warm_up(built[job.backend], setup.vocabulary)
                 fresh = _address_space()  # libraries are no part of what a job takes
         except PluginError as error:
             answer = Answer("unbuildable", str(error))
@@ -106,6 +110,17 @@ def work(setup: Setup, jobs: "queue.SimpleQueue[bytes]", out: BinaryIO) -> None:
         send(out, msgspec.msgpack.encode(msgspec.structs.replace(answer, last=tired)))
         if tired:
             return
+
+
+def warm_up(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
+    """Have a backend import its library and look at the vocabulary. If that fails, the job will tell."""
+    spec = next((Spec(kind, text) for kind, text in WARM.items() if kind in backend.spec_kinds), None)
+    try:
+        if spec is not None and backend.judge(spec).verdict != "refused":
+            backend.compile(spec, vocabulary)
+    except BaseException as error:
+        if not contained(error):
+            raise
 
 
 def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:

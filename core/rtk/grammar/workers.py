@@ -24,9 +24,9 @@ from rtk.plugin.grammar import Matcher, unpacked
 log = logging.getLogger(__name__)
 
 QUICK_S = 0.5
-"""What a job may take before it has to make room."""
-START_S = 30.0
-"""How long a process may take to start and to build a backend."""
+"""What a job may take before it has to make room, and as long as it took to start its process: a kill costs that."""
+START_S = 120.0
+"""How long a process may take to start and to build a backend; some import much."""
 END_S = 10.0
 """How long to wait for threads that have been told to end."""
 
@@ -186,6 +186,7 @@ class _Worker:
     def __init__(self, pool: Workers) -> None:
         self._pool = pool
         self._process: Process | None = None
+        self._start_s = 0.0  # what the last one took
 
     def run(self) -> None:
         """Until the pool is closed. The process must end in the thread that has started it."""
@@ -243,8 +244,11 @@ class _Worker:
                 return self._asked(order, self._process, job)
             except GoneError:
                 self._end()
+        began = time.monotonic()
         self._process = Process(self._pool.hello())
-        return self._asked(order, self._process, job)
+        first = self._asked(order, self._process, job)
+        self._start_s = time.monotonic() - began
+        return first
 
     def _asked(self, order: Order, process: Process, job: bytes) -> Answer:
         self._pool.take(order, process)
@@ -254,7 +258,7 @@ class _Worker:
     def _awaited(self, order: Order) -> Answer | None:
         """The second; None where it is to make room."""
         assert self._process is not None, "it has begun"
-        quick, limit = self._pool.quick_s, self._pool.limit_s
+        quick, limit = max(self._pool.quick_s, self._start_s), self._pool.limit_s
         if order.tried or quick >= limit:
             return self._process.answer(limit)
         try:
