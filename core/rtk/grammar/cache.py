@@ -38,7 +38,7 @@ class GrammarCache:
     """Matchers at the start of an answer, and what turned out to be invalid. Belongs to one thread."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes of all entries together, as packed, with their texts."""
+        """`limit`: bytes of all entries together, packed or in memory, with their texts."""
         self._limit = limit
         self._entries: OrderedDict[GrammarKey, _Entry] = OrderedDict()
         self.size = 0
@@ -55,9 +55,9 @@ class GrammarCache:
         self._entries.move_to_end(key)
         return entry.found
 
-    def put(self, key: GrammarKey, found: Matcher | Invalid, packed: int = 0) -> None:
-        """Remember something of `packed` bytes, unless it is larger than all the room. O(1) amortised."""
-        size = packed + key.size
+    def put(self, key: GrammarKey, found: Matcher | Invalid, own: int = 0) -> None:
+        """Remember something of `own` bytes, unless it is larger than all the room. O(1) amortised."""
+        size = own + key.size
         if key in self._entries:
             self.size -= self._entries.pop(key).size
         if size > self._limit:

@@ -43,7 +43,7 @@ class Setup(NamedTuple):
     memory_bytes: int
     """That one job may take beyond what the process has."""
     result_bytes: int
-    """That a matcher may have, packed."""
+    """That a matcher may have, packed or in memory."""
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -132,8 +132,8 @@ def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
         if not isinstance(matcher, Matcher):
             return Answer("failed", f"compile() answered a {type(matcher).__name__}, which is no Matcher")
         data = packed(matcher)
-        if len(data) > setup.result_bytes:
-            return Answer("too_large", f"compiled it has {len(data):,} bytes, and may have {setup.result_bytes:,}")
+        if (size := max(len(data), matcher.size)) > setup.result_bytes:
+            return Answer("too_large", f"compiled it has {size:,} bytes, and may have {setup.result_bytes:,}")
         unpacked(data, setup.vocabulary)  # where that takes a process along, it takes this one
         return Answer("compiled", packed=data)
     except MemoryError:

@@ -40,7 +40,7 @@ class Compiled:
 
     matcher: Matcher
     size: int
-    """Bytes, packed."""
+    """Bytes, packed or in memory, whatever is more."""
     seconds: float
 
 
@@ -273,9 +273,10 @@ class _Worker:
             case "compiled":
                 try:
                     matcher = unpacked(answer.packed, self._pool.setup.vocabulary)
+                    size = max(len(answer.packed), matcher.size)
                 except Exception as error:  # noqa: BLE001 - of a plugin
                     return Failed("failed", f"what it compiled cannot be unpacked: {one_line(error)}", seconds)
-                return Compiled(matcher, len(answer.packed), seconds)
+                return Compiled(matcher, size, seconds)
             case "begun":
                 raise AssertionError("a job began twice")
             case why:

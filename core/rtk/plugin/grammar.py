@@ -98,6 +98,8 @@ class Matcher(ABC):
 
     max_rollback: int
     """How many tokens `rollback` can take back at least; 0 for none."""
+    size: int = 0
+    """Bytes of memory that it shares with its forks, where that is more than it has packed."""
 
     @abstractmethod
     def accept(self, token: int) -> bool:
