@@ -78,6 +78,13 @@ def main() -> None:
     A library may take seconds to import, which a fork does not: to kill one costs nothing.
     """
     engine, mark = int(sys.argv[1]), bytes.fromhex(sys.argv[2])
+    serving: list[int] = []
+
+    def stop(*_: object) -> None:
+        for pid in serving:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR1, stop)
     _die_with(engine)
     out = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes where the server's log goes
@@ -88,13 +95,6 @@ def main() -> None:
         return
     setup: Setup = pickle.loads(hello)  # from the process that started this one
     built = build(setup)
-    serving: list[int] = []
-
-    def stop(*_: object) -> None:
-        for pid in serving:
-            os.kill(pid, signal.SIGKILL)
-
-    signal.signal(signal.SIGUSR1, stop)
     warnings.simplefilter("ignore")  # about threads that libraries have: none of them matters to a fork
     status = 0
     while status != GONE:

@@ -1,4 +1,4 @@
-"""Compiles grammars in processes that can be killed: a few threads here, each with a process of its own.
+"""Compiles grammars in processes that can be killed: a few threads here, each with a process for every backend.
 
 A job gets `QUICK_S` at first. If it has not ended then, and others have not had theirs, it makes room: its process is
 killed, and it starts again, with all its time, when nobody waits for a first try. Of several places one is for first
@@ -223,6 +223,9 @@ class _Worker:
             return Failed("unbuildable", f"no process can be started: {one_line(error)}", 0.0)
         if first.outcome == "unbuildable":
             return self._read(first, order, 0.0)
+        if order.cancelled:  # while the backend was built, when nothing could be stopped
+            self._stop(backend)
+            return None
         began = time.monotonic()
         try:
             answer = self._awaited(order, process)
