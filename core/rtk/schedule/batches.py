@@ -178,9 +178,7 @@ class Batches:
     def _decodes(self, host: Host) -> list[Request]:
         """Everybody who decodes, each with a slot for its next token; where there are too few, some are retracted."""
         running = self._running
-        if running.flight and any(
-            r.in_flight and r.constraint and len(r.constraint.drafts) > 1 for r in running.requests
-        ):
+        if running.flight and any(r.in_flight and self._constraints.foresees(r) for r in running.requests):
             host.settle()  # behind the token in flight more can be guessed
         if not running.has_room(running.decoding()):
             host.settle()  # its slots may suffice; and who makes room must not be in flight
