@@ -46,11 +46,8 @@ class Constraints:
             for request, row in zip(flight.batch, flight.plan.rows, strict=True)
         )
 
-    def accept(self, request: Request, token: int) -> Finish | None:
+    def accept(self, constraint: Constraint, token: int) -> Finish | None:
         """Take a sampled token in; answers how the request ends where its backend fails on that."""
-        constraint = request.constraint
-        if constraint is None:
-            return None
         accepted, problem = self._try("accept", lambda: constraint.accept(token))
         if accepted:
             return None
