@@ -337,3 +337,33 @@ def _filled(expr: Expr, known: Rules) -> Expr:
         case Rep(part, least, most):
             return rep(_filled(part, known), least, most)
     return expr
+
+
+def paths(edges: dict[int, dict[int, Expr]]) -> dict[int, Expr]:
+    """What leads from the first state, 0, to each, by what leads from one to another."""
+    found: dict[int, Expr] = {}
+    for goal in edges:
+        left = {state: dict(row) for state, row in edges.items()}
+        for state in sorted(edges, reverse=True):
+            if state in (0, goal):
+                continue
+            again = rep(left[state].pop(state, NEVER))
+            for row in left.values():
+                if row is not left[state] and (first := row.pop(state, None)) is not None:
+                    for target, last in left[state].items():
+                        path = seq(first, again, last)
+                        row[target] = alt(row[target], path) if target in row else path
+            del left[state]
+        found[goal] = _from_first(left, goal)
+    return found
+
+
+def _from_first(left: dict[int, dict[int, Expr]], goal: int) -> Expr:
+    here = left[0].get(0, NEVER)
+    if goal == 0:
+        return rep(here)
+    there, back, stays = left[0].get(goal, NEVER), left[goal].get(0, NEVER), left[goal].get(goal, NEVER)
+    # Go round at the first state as often as one likes, by way of the goal too; then to the goal, and stay there.
+    round_trip = seq(there, rep(stays), back) if back != NEVER else NEVER
+    loops = [one for one in (here, round_trip) if one != NEVER]
+    return seq(rep(alt(*loops)) if loops else EMPTY, there, rep(stays))
