@@ -298,9 +298,17 @@ def _used(expr: Expr) -> Iterator[Range]:
 
 def pruned(rules: Rules) -> Rules:
     """The same without what can never come to an end, and without rules that nobody needs."""
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, rule in rules.items():
+        for used in set(names(rule)):
+            users[used].append(name)
     ending: set[str] = set()
-    while found := {name for name, rule in rules.items() if name not in ending and _ends(rule, ending)}:
-        ending |= found
+    left = list(rules)
+    while left:
+        name = left.pop()
+        if name not in ending and _ends(rules[name], ending):
+            ending.add(name)
+            left += users[name]
     known: Rules = {name: Ref(name) if name in ending else NEVER for name in rules}
     made = {name: _filled(rule, known) for name, rule in rules.items() if name in ending}
     needed: dict[str, None] = {}
