@@ -91,6 +91,15 @@ def test_without_slots_to_spare_nothing_is_guessed():
     assert answers[0] == answers[1]
 
 
+def test_an_end_token_is_taken_right_behind_guesses():
+    h = harness(prefers(*b"xyz", END))
+    h.add("a", range(5), constraint=shaped([*text("xyz"), (b"1", 0, 3)]))
+    h.run()
+    assert (h.tokens["a"], h.finished["a"].matched) == ([*b"xyz", END], END)
+    assert (h.stat("jump_forward_steps"), h.stat("jump_forward_tokens")) == (1, 2)
+    books_are_closed(h)
+
+
 @pytest.mark.parametrize("limit", range(1, 12))
 def test_the_limit_holds_in_the_middle_of_guesses(limit):
     h = harness(prefers(*b"1{"), page_size=4)
