@@ -5,20 +5,22 @@ answer come only where it may end, whichever of them the request listens to, and
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.grammar.unique_keys import UniqueKeys
+from rtk.grammar.unique_keys import Retraced, UniqueKeys
 from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, read_row, write_row
 
 Row = NDArray[np.int32]
 
 AHEAD = 128
 """Bytes that are looked at of those that a grammar leaves no choice of."""
+MOST_LOOKED_AT = 100
+"""Places along the keys of an object, to see whether there are others."""
 
 State = Literal["open", "complete", "ended", "dead"]
 """The answer must go on; it may end here, or go on; it can only end; it can do neither."""
@@ -32,7 +34,7 @@ class Constraint:
     """
 
     __slots__ = (
-        *("_keys", "_marker", "_open", "_seen", "_stops", "_vocabulary", "_words"),
+        *("_keys", "_marker", "_open", "_scarce", "_seen", "_stops", "_vocabulary", "_words"),
         *("ahead", "backend", "drafts", "matcher", "name", "stale", "state"),
     )
 
@@ -46,11 +48,13 @@ class Constraint:
         stops: Set[int],
         after: bytes = b"",
         keys: UniqueKeys | None = None,
+        scarce: bool = False,
     ) -> None:
         """`matcher` becomes its own; `name` is the backend's. `stops`: every token that ends this request's text.
 
         `after`: the text ends its thinking with these bytes, and the answer begins; empty: it begins at once. `keys`:
-        at the start of the answer, where no object of it may have a key twice.
+        at the start of the answer, where no object of it may have a key twice. `scarce`: the grammar may run out of
+        keys for an object, or of those that begin as the text does.
         """
         self.matcher = matcher
         self.backend = backend
@@ -60,6 +64,7 @@ class Constraint:
         self._words = words_of(vocabulary)
         self._open = self._words.without(self._stops)
         self._keys = keys
+        self._scarce = scarce
         self._marker = self._words.marker(after) if after else None
         self._seen = 0  # bytes of the marker
         self.stale = True
@@ -121,14 +126,45 @@ class Constraint:
             may_end = any(row[end // WORD] >> end % WORD & 1 for end in self._vocabulary.ends)
             row &= self._open
             if self._keys is not None:
-                clear = np.zeros_like(row)
-                _set(clear, set(self._keys.forbidden().tolist()))
-                row &= ~clear
+                self._keep_keys(self._keys, row)
             goes_on = row.any()
             self.state = ("complete" if goes_on else "ended") if may_end else "open" if goes_on else "dead"
             if may_end:
                 _set(row, self._stops)
         self.stale = False
+
+    def _keep_keys(self, keys: UniqueKeys, row: Row) -> None:
+        """Allow no key a second time, nor what leads to where no other may come."""
+        _clear(row, keys.forbidden().tolist())
+        if self._scarce:
+            for tokens in keys.retracing(row).values():
+                state = self.fork()
+                if state.accept(tokens[0]) and not state._has_keys():
+                    _clear(row, tokens)
+
+    def _has_keys(self) -> bool:
+        """Whether a key may come that its object has not, looked for along those which it has."""
+        left, seen = [self], set[Retraced]()
+        for _ in range(MOST_LOOKED_AT):
+            if not left:
+                return False
+            state = left.pop()
+            assert state._keys is not None, "it is a fork of one that has them"
+            mask = np.zeros((1, self.words), dtype=np.int32)
+            ask([state], mask, [0])
+            row = mask[0] & self._open
+            _clear(row, state._keys.forbidden().tolist())
+            retracing = state._keys.retracing(row)
+            _clear(row, [*state._keys.blank().tolist(), *(token for tokens in retracing.values() for token in tokens)])
+            if row.any():
+                return True
+            for place, tokens in retracing.items():
+                if place not in seen:
+                    seen.add(place)
+                    fork = state.fork()
+                    if fork.accept(tokens[0]):
+                        left.append(fork)
+        return True
 
     def moved(self) -> None:
         """Its row of the mask is lost."""
@@ -195,10 +231,21 @@ def ask(constraints: Sequence[Constraint], mask: NDArray[np.int32], rows: Sequen
         constraints[0].backend.fill_batch(matchers, mask, where)
 
 
-def _set(row: Row, tokens: Set[int]) -> None:
+def _clear(row: Row, tokens: Iterable[int]) -> None:
+    cut = np.zeros_like(row)
+    _set(cut, tokens)
+    row &= ~cut
+
+
+def _set(row: Row, tokens: Iterable[int]) -> None:
     bits = row.view(np.uint32)
     for token in tokens:
         bits[token // WORD] |= np.uint32(1 << token % WORD)
+
+
+def runs_out_of_keys(schema: str) -> bool:
+    """Whether objects of a schema in normal form may: those whose names are any but a few never do."""
+    return '"patternProperties":' in schema or '"propertyNames":' in schema
 
 
 class Words:

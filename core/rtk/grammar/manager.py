@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from rtk.errors import RequestError, one_line
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
-from rtk.grammar.constraint import Constraint
+from rtk.grammar.constraint import Constraint, runs_out_of_keys
 from rtk.grammar.process import Job, Setup
 from rtk.grammar.unique_keys import KeyIndex, UniqueKeys
 from rtk.grammar.workers import Compiled, Done, Failed, Order, Outcome, Problem, Workers
@@ -151,7 +151,16 @@ class GrammarManager:
         """The state of a request's grammar, with a matcher that becomes its own."""
         backend, vocabulary = self.backends[wanted.backend], self.vocabulary
         keys = UniqueKeys(self._index) if wanted.unique_keys else None
-        return Constraint(matcher, backend, wanted.backend, vocabulary, stops=stops, after=wanted.after, keys=keys)
+        return Constraint(
+            matcher,
+            backend,
+            wanted.backend,
+            vocabulary,
+            stops=stops,
+            after=wanted.after,
+            keys=keys,
+            scarce=keys is not None and runs_out_of_keys(wanted.text),
+        )
 
     def abort(self, rid: str) -> None:
         """The request waits no more; with the last one that does, the work on its grammar ends."""

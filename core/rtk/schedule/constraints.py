@@ -79,7 +79,8 @@ class Constraints:
         for request, constraint in group:
             problem = failed
             if not problem:
-                constraint.refine(bits[request.row])
+                _, problem = self._try("fill_batch", partial(constraint.refine, bits[request.row]))
+            if not problem:
                 _, problem = self._try("forced", partial(constraint.look_ahead, bits[request.row]))
             if problem:
                 yield request, self._fault(constraint, problem)
