@@ -19,7 +19,9 @@ Table = Mapping[tuple[str, str], Entry]
 """By shape and keyword. What is not in it is refused."""
 
 EXACT = Entry("exact")
-SPELLING = Entry("narrowed", "names, constants and texts with a pattern are spelled with no needless escapes")
+SPELLING = Entry(
+    "narrowed", "names, constants and texts with a pattern are spelled in one way, with no needless escapes"
+)
 ORDER = Entry("narrowed", "properties come in the order of the schema, then the others")
 INTEGER = Entry("narrowed", "integers have no fraction and no exponent, and at most 40 digits where they have no bound")
 NUMBER = Entry("narrowed", "numbers have at most 40 digits before the point and after it, and 2 in the exponent")
