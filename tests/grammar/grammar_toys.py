@@ -22,7 +22,11 @@ def entry(target, name="toy"):
     return Registered(plugin, Origin(name, f"rtk-grammar-{name}", "0.1")), Options()
 
 
-BACKENDS = {"toy": entry("grammar_toys:Toy"), "broken": entry("grammar_toys:nothing", "broken")}
+BACKENDS = {
+    "toy": entry("grammar_toys:Toy"),
+    "broken": entry("grammar_toys:nothing", "broken"),
+    "unprepared": entry("grammar_toys:Unprepared", "unprepared"),
+}
 
 
 def setup():
@@ -82,6 +86,9 @@ kept = []
 
 class Toy(Choices):
     """See `script`."""
+
+    def prepare(self):
+        self.prepared = bytearray(MEMORY * 3 // 2)  # would be too much, were it part of a job
 
     def compile(self, spec, vocabulary):
         (text,) = json.loads(spec.text)
@@ -147,6 +154,11 @@ class Toy(Choices):
 
     def unpackable(self):
         return Unpackable((b"",), WORDS)
+
+
+class Unprepared(Toy):
+    def prepare(self):
+        raise ImportError("no library")
 
 
 class Unpackable(ChoiceMatcher):

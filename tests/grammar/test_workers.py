@@ -142,6 +142,8 @@ def test_a_process_that_keeps_much_is_replaced(shared):
 
 def test_a_backend_that_cannot_be_built_is_told(shared):
     before = pid_of(shared)
+    outcome = shared.one("say", backend="unprepared")
+    assert (outcome.why, outcome.problem) == ("unbuildable", "prepare() failed: ImportError: no library")
     outcome = shared.one("say", backend="broken")
     assert outcome.why == "unbuildable"
     assert outcome.problem.startswith("grammar plugin 'broken' of rtk-grammar-broken 0.1 (entry point 'broken') ")

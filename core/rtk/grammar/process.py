@@ -95,10 +95,16 @@ def work(setup: Setup, jobs: "queue.SimpleQueue[bytes]", out: BinaryIO) -> None:
         try:
             if job.backend not in built:
                 entry, options = setup.backends[job.backend]
-                built[job.backend] = entry.build(options)
+                backend: GrammarBackend = entry.build(options)
+                backend.prepare()
+                built[job.backend] = backend
                 fresh = _address_space()  # libraries are no part of what a job takes
         except PluginError as error:
             answer = Answer("unbuildable", str(error))
+        except BaseException as error:
+            if not contained(error):
+                raise
+            answer = Answer("unbuildable", f"prepare() failed: {one_line(error)}")
         else:
             send(out, msgspec.msgpack.encode(Answer("begun")))
             answer = compiled(built[job.backend], job, setup)
