@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from rtk.errors import RequestError, one_line
@@ -30,6 +31,7 @@ MAX_WHITESPACE = 256
 KEPT = 256
 KEPT_BYTES = 64 * 1024
 """Forms whose choice is kept, and how long each of them may be."""
+COUNTERS = ("forms_exact", "forms_narrowed", "forms_refused")
 MAX_REASONS = 8
 """Of a backend, in the message of a refusal."""
 
@@ -142,13 +144,31 @@ class Forms:
         self._whitespace = whitespace
         self._verify = verify
         self._kept = lru_cache(KEPT)(self._choose)
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._counting = Lock()
 
     def serve(self, asked: AskedForm) -> ServedForm:
         """The best backend for a form. Raises `RequestError` where it is malformed, or where none can keep it.
 
         Takes some milliseconds where it is new, some hundred for the largest that is taken.
         """
-        field = asked.field or asked.kind
+        try:
+            form = self._serve(asked, asked.field or asked.kind)
+        except RequestError:
+            self._count("forms_refused")
+            raise
+        self._count(f"forms_{form.verdict}")
+        return form
+
+    def _count(self, name: str) -> None:
+        with self._counting:
+            self._counts[name] += 1
+
+    def stats(self) -> dict[str, int]:
+        """What became of the forms that were asked for."""
+        return dict(self._counts)
+
+    def _serve(self, asked: AskedForm, field: str) -> ServedForm:
         whitespace = self._whitespace if asked.whitespace is None else asked.whitespace
         kind, text = _text(asked, field)
         choose = self._kept if len(text) <= KEPT_BYTES else self._choose
