@@ -10,6 +10,7 @@ import sys
 
 from rtk.grammar.process import Setup
 from rtk.plugin import Options, Plugin, Vocabulary
+from rtk.plugin.grammar import Judgement
 from rtk.plugin.registry import Origin, Registered
 from rtk.plugin.testing.toys import ChoiceMatcher, Choices
 
@@ -25,6 +26,7 @@ def entry(target, name="toy"):
 BACKENDS = {
     "toy": entry("grammar_toys:Toy"),
     "broken": entry("grammar_toys:nothing", "broken"),
+    "judging": entry("grammar_toys:Judging", "judging"),
     "unprepared": entry("grammar_toys:Unprepared", "unprepared"),
 }
 
@@ -154,6 +156,16 @@ class Toy(Choices):
 
     def unpackable(self):
         return Unpackable((b"",), WORDS)
+
+
+class Judging(Toy):
+    """Does what a spec says when it judges."""
+
+    def judge(self, spec):
+        (text,) = json.loads(spec.text)
+        act, *args = json.loads(text)
+        getattr(self, act)(*args)
+        return Judgement.narrowed(f"judged by {os.getpid()}")
 
 
 class Unprepared(Toy):

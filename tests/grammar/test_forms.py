@@ -1,5 +1,6 @@
 """From what a client asks for to a backend: what is read, who is chosen, and what a refusal says."""
 
+import asyncio
 import json
 
 import pytest
@@ -33,7 +34,11 @@ def asked(value=("a",), kind="choice", **more):
 
 
 def chosen(form=None, **backends):
-    return Forms({name: Judge(judgement) for name, judgement in backends.items()}).serve(form or asked())
+    return serve(Forms({name: Judge(judgement) for name, judgement in backends.items()}), form or asked())
+
+
+def serve(forms, form):
+    return asyncio.run(forms.serve(form))
 
 
 def refusal(form=None, **backends):
@@ -116,7 +121,7 @@ def test_a_tag_names_all_keys_of_its_objects():
 )
 def test_backends_see_the_normal_form(kind, value, text):
     judge = Judge()
-    form = Forms({"toy": judge}, whitespace=3).serve(asked(value, kind))
+    form = serve(Forms({"toy": judge}, whitespace=3), asked(value, kind))
     (spec,) = judge.specs
     assert (form.order.kind, form.order.text, form.order.whitespace) == (spec.kind, spec.text, spec.whitespace)
     assert spec.whitespace == (3 if kind.startswith("json") else 8)
@@ -129,10 +134,10 @@ def test_what_was_chosen_is_kept_and_what_is_large_is_not():
     judge = Judge()
     forms = Forms({"toy": judge})
     for whitespace in (None, None, 2):
-        forms.serve(asked({"enum": [1]}, "json_schema", whitespace=whitespace))
+        serve(forms, asked({"enum": [1]}, "json_schema", whitespace=whitespace))
     assert [spec.whitespace for spec in judge.specs] == [8, 2]
     for _ in range(2):
-        forms.serve(asked(["x" * 70_000]))
+        serve(forms, asked(["x" * 70_000]))
     assert len(judge.specs) == 4
     assert forms.stats() == dict(zip(COUNTERS, (5, 0, 0), strict=True))
 
@@ -142,7 +147,7 @@ def test_a_kind_that_a_backend_does_not_know_is_not_put_to_it():
     judge.spec_kinds = frozenset({"regex"})
     forms = Forms({"toy": judge})
     with pytest.raises(RequestError, match="toy: it knows no choice"):
-        forms.serve(asked())
+        serve(forms, asked())
     assert (judge.specs, forms.stats()["forms_refused"]) == ([], 1)
 
 

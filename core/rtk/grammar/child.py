@@ -13,8 +13,6 @@ import msgspec
 from rtk.grammar.process import Answer
 from rtk.observe.wire import HEADER
 
-COMMAND = (sys.executable, "-P", "-c", "from rtk.grammar.process import main; main()")
-
 
 class GoneError(Exception):
     """A process has ended, or was killed."""
@@ -23,11 +21,11 @@ class GoneError(Exception):
 class Process:
     """The engine's end of one process. Belongs to one thread, but for `kill`."""
 
-    def __init__(self, hello: bytes) -> None:
-        """Starts it. Raises `OSError` where the system has no more."""
+    def __init__(self, hello: bytes, module: str = "rtk.grammar.process") -> None:
+        """Starts it, at the `main` of a module. Raises `OSError` where the system has no more."""
         path = os.pathsep.join(filter(None, sys.path))  # it must find what this process found
         self._process = subprocess.Popen(
-            (*COMMAND, str(os.getpid())),
+            (sys.executable, "-P", "-c", f"from {module} import main; main()", str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path},
@@ -45,7 +43,11 @@ class Process:
         self._unsent += HEADER.pack(len(frame)) + frame
 
     def answer(self, limit_s: float) -> Answer:
-        """Its next answer. Raises `TimeoutError`, after which it can be asked again, or `GoneError`."""
+        """What it says next of its jobs; see `reply`."""
+        return msgspec.msgpack.decode(self.reply(limit_s), type=Answer)
+
+    def reply(self, limit_s: float) -> bytes:
+        """Its next frame. Raises `TimeoutError`, after which it can be asked again, or `GoneError`."""
         end = time.monotonic() + limit_s
         while (frame := self._frame()) is None:
             poll = select.poll()
@@ -62,7 +64,7 @@ class Process:
                     self._unsent = self._unsent[os.write(self._in, self._unsent) :]
             except OSError as error:
                 raise GoneError from error
-        return msgspec.msgpack.decode(frame, type=Answer)
+        return frame
 
     def _read(self) -> None:
         data = os.read(self._out, 1 << 20)
@@ -80,6 +82,11 @@ class Process:
         frame = bytes(self._unread[HEADER.size : end])
         del self._unread[:end]
         return frame
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """End it, whatever it does; from any thread."""

@@ -66,6 +66,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 def main() -> None:
     """Started by `rtk.grammar.workers`."""
+    hello, jobs, out = started()
+    if hello is not None:
+        work(pickle.loads(hello), jobs, out)  # from the process that started this one
+    os._exit(0)  # at once: the reader holds the pipe
+
+
+def started() -> tuple[bytes | None, "queue.SimpleQueue[bytes]", BinaryIO]:
+    """What a process does first: it minds its manners, and takes in what it is told first; then jobs come."""
     _die_with(int(sys.argv[1]))
     out, source = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)  # what libraries print goes where the server's log goes
@@ -74,9 +82,7 @@ def main() -> None:
     hello = receive(source)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=read, args=(source, jobs), daemon=True).start()
-    if hello is not None:
-        work(pickle.loads(hello), jobs, out)  # from the process that started this one
-    os._exit(0)  # at once: the reader holds the pipe
+    return hello, jobs, out
 
 
 def read(source: BinaryIO, jobs: "queue.SimpleQueue[bytes]") -> None:
@@ -116,8 +122,7 @@ def work(setup: Setup, jobs: "queue.SimpleQueue[bytes]", out: BinaryIO) -> None:
 
 def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
     """One job, within its memory. What it raises becomes an answer."""
-    if size := _address_space():
-        _limit("RLIMIT_AS", size + setup.memory_bytes)
+    keep_within(setup.memory_bytes)
     try:
         matcher = backend.compile(Spec(job.kind, job.text, job.whitespace), setup.vocabulary)
         if not isinstance(matcher, Matcher):
@@ -147,6 +152,12 @@ def _die_with(engine: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != engine:  # it was gone before
         os._exit(0)
+
+
+def keep_within(memory_bytes: int) -> None:
+    """Take no more memory than so much beyond what is taken."""
+    if size := _address_space():
+        _limit("RLIMIT_AS", size + memory_bytes)
 
 
 def _address_space() -> int:

@@ -170,7 +170,7 @@ class TokenizerManager:
                 field=asked.field or asked.kind,
                 code="grammar_off",
             )
-        return await asyncio.to_thread(self._forms.serve, asked)
+        return await self._forms.serve(asked)
 
     async def generate_batch(
         self, requests: Sequence[GenerateRequest], rid: str | None = None
