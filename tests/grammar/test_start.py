@@ -96,8 +96,9 @@ def test_every_limit_is_set_by_its_key(start):
     limits = {"workers": 3, "timeout_s": 1.5, "memory_bytes": 4, "cache_bytes": 5, "max_spec_bytes": 6, "max_queue": 7}
     assert manager._settings == GrammarSettings(**limits)
     pool = manager._pool
-    assert (pool._most, pool.limit_s, pool.setup.memory_bytes, pool.setup.result_bytes) == (3, 1.5, 4, 5)
-    assert [*pool.setup.backends] == ["choices"]
+    (setup,) = pool.setups.values()
+    assert (pool._most, pool.limit_s, setup.memory_bytes, setup.result_bytes) == (3, 1.5, 4, 5)
+    assert [*pool.setups] == ["choices"]
     assert not pool._threads  # nothing is started before it is needed
 
 

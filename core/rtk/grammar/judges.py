@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import queue
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +13,8 @@ import msgspec
 from rtk.errors import RequestError
 from rtk.grammar.child import GoneError, Process
 from rtk.grammar.forms import Choice, Forms, best
-from rtk.grammar.process import keep_within, started
-from rtk.observe.wire import send
+from rtk.grammar.process import NICE, Unbuffered, die_with, keep_within, read
+from rtk.observe.wire import receive, send
 from rtk.plugin.grammar import WHITESPACE, GrammarBackend
 from rtk.plugin.info import Options
 from rtk.plugin.registry import Registered
@@ -137,16 +139,22 @@ class Judges(Forms):
 
 def main() -> None:
     """Started by `Judges`."""
-    hello, questions, out = started()
-    if hello is not None:
-        plugins, memory_bytes = pickle.loads(hello)  # from the process that started this one
-        backends = {name: entry.build(options) for name, (entry, options) in plugins.items()}
-        keep_within(memory_bytes)
-        send(out, b"")
-        while True:
-            question = msgspec.msgpack.decode(questions.get(), type=_Question)
-            send(out, msgspec.msgpack.encode(_reply(backends, question)))
-    os._exit(0)
+    die_with(int(sys.argv[1]))
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what plugins print goes where the server's log goes
+    os.nice(NICE)
+    hello = receive(Unbuffered(0))
+    if hello is None:
+        return
+    plugins, memory_bytes = pickle.loads(hello)  # from the process that started this one
+    backends = {name: entry.build(options) for name, (entry, options) in plugins.items()}
+    questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=read, args=(questions,), daemon=True).start()
+    keep_within(memory_bytes)
+    send(out, b"")
+    while True:
+        question = msgspec.msgpack.decode(questions.get(), type=_Question)
+        send(out, msgspec.msgpack.encode(_reply(backends, question)))
 
 
 def _reply(backends: Mapping[str, Any], question: _Question) -> _Reply:

@@ -233,11 +233,11 @@ def start_manager(
 ) -> GrammarManager:
     """A manager over processes, none of which is started before it is needed."""
     by_name = {one.entry.plugin.name: one for one in chosen}
-    plugins = {name: (one.entry, one.options) for name, one in by_name.items()}
-    setup = Setup(plugins, vocabulary, settings.memory_bytes, settings.cache_bytes)
+    limits = settings.memory_bytes, settings.cache_bytes
+    setups = {name: Setup(one.entry, one.options, vocabulary, *limits) for name, one in by_name.items()}
 
     def pool(done: Done) -> Workers:
-        return Workers(setup, done, processes=settings.workers, limit_s=settings.timeout_s)
+        return Workers(setups, done, processes=settings.workers, limit_s=settings.timeout_s)
 
     backends = {name: one.backend for name, one in by_name.items()}
     return GrammarManager(backends, vocabulary, settings, wake, pool)

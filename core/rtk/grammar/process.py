@@ -9,10 +9,12 @@ import os
 import pickle
 import queue
 import signal
+import struct
 import sys
 import threading
+import warnings
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -25,8 +27,15 @@ from rtk.plugin.registry import Registered
 
 NICE = 10
 """Compiling yields to the engine's own threads."""
+GONE = 75
+"""The exit status of one that ends because its engine has."""
+STATUS = struct.Struct("<i")
+"""How a fork ended, behind the mark that says so: an exit status, or the negative number of a signal."""
 TIRED = 0.5
 """A process that keeps more than this share of what one job may take is replaced: what libraries hold on to adds up."""
+
+WARM = {"choice": '["a"]', "json_schema": '{"type":"null"}', "regex": "a", "ebnf": 'root ::= "a"'}
+"""The simplest spec of a kind. One is compiled when a backend is built: what a library does once is no job's time."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -34,8 +43,9 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 class Setup(NamedTuple):
     """What a process is told once."""
 
-    backends: dict[str, tuple[Registered, Options]]
-    """Those that it may be asked for. Built when one first is."""
+    entry: Registered
+    """The backend; what it takes to build it is done once."""
+    options: Options
     vocabulary: Vocabulary
     memory_bytes: int
     """That one job may take beyond what the process has."""
@@ -60,64 +70,102 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """One line, of all but the first two."""
     packed: bytes = b""
     """The matcher, of `compiled`."""
-    last: bool = False
-    """Whether the process ends now."""
 
 
 def main() -> None:
-    """Started by `rtk.grammar.workers`."""
-    hello, jobs, out = started()
-    if hello is not None:
-        work(pickle.loads(hello), jobs, out)  # from the process that started this one
-    os._exit(0)  # at once: the reader holds the pipe
+    """Started by `rtk.grammar.child`. Builds the backend, and has a fork of itself serve; a new one when that ends.
 
+    A library may take seconds to import, which a fork does not: to kill one costs nothing.
+    """
+    engine, mark = int(sys.argv[1]), bytes.fromhex(sys.argv[2])
+    serving: list[int] = []
 
-def started() -> tuple[bytes | None, "queue.SimpleQueue[bytes]", BinaryIO]:
-    """What a process does first: it minds its manners, and takes in what it is told first; then jobs come."""
-    _die_with(int(sys.argv[1]))
-    out, source = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
+    def stop(*_: object) -> None:
+        for pid in serving:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR1, stop)
+    die_with(engine)
+    out = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes where the server's log goes
     os.nice(NICE)
     _limit("RLIMIT_CORE", 0)
-    hello = receive(source)
+    hello = receive(Unbuffered(0))
+    if hello is None:
+        return
+    setup: Setup = pickle.loads(hello)  # from the process that started this one
+    built = build(setup)
+    warnings.simplefilter("ignore")  # about threads that libraries have: none of them matters to a fork
+    status = 0
+    while status != GONE:
+        parent = os.getpid()
+        if not (pid := os.fork()):
+            die_with(parent)
+            serve(setup, built, out)
+        serving.append(pid)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        serving.clear()
+        os.write(out, mark + STATUS.pack(status))
+
+
+def build(setup: Setup) -> GrammarBackend | str:
+    """The backend, or why there is none."""
+    try:
+        backend: GrammarBackend = setup.entry.build(setup.options)
+    except PluginError as error:
+        return str(error)
+    warm_up(backend, setup.vocabulary)
+    return backend
+
+
+class Unbuffered:
+    """A file that takes no more out of a pipe than it is asked for: the rest is for the process that is forked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or what there is before the end."""
+        data = b""
+        while len(data) < size and (more := os.read(self._descriptor, size - len(data))):
+            data += more
+        return data
+
+
+def serve(setup: Setup, built: GrammarBackend | str, out: int) -> NoReturn:
+    """Compile what comes, until this process is killed, or had better be replaced."""
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=read, args=(source, jobs), daemon=True).start()
-    return hello, jobs, out
-
-
-def read(source: BinaryIO, jobs: "queue.SimpleQueue[bytes]") -> None:
-    """Pass on what arrives, and end the process when there is no more, in the middle of a job too."""
-    while (frame := receive(source)) is not None:
-        jobs.put(frame)
+    threading.Thread(target=read, args=(jobs,), daemon=True).start()
+    answers, fresh, tired = os.fdopen(out, "wb"), _address_space(), False
+    while not tired:
+        job = msgspec.msgpack.decode(jobs.get(), type=Job)
+        if isinstance(built, str):
+            answer = Answer("unbuildable", built)
+        else:
+            send(answers, msgspec.msgpack.encode(Answer("begun")))
+            answer = compiled(built, job, setup)
+        tired = _address_space() - fresh > TIRED * setup.memory_bytes
+        send(answers, msgspec.msgpack.encode(answer))
     os._exit(0)
 
 
-def work(setup: Setup, jobs: "queue.SimpleQueue[bytes]", out: BinaryIO) -> None:
-    """Compile what comes, until this process had better be replaced."""
-    built: dict[str, GrammarBackend] = {}
-    fresh = _address_space()
-    while True:
-        job = msgspec.msgpack.decode(jobs.get(), type=Job)
-        try:
-            if job.backend not in built:
-                entry, options = setup.backends[job.backend]
-                backend: GrammarBackend = entry.build(options)
-                backend.prepare()
-                built[job.backend] = backend
-                fresh = _address_space()  # libraries are no part of what a job takes
-        except PluginError as error:
-            answer = Answer("unbuildable", str(error))
-        except BaseException as error:
-            if not contained(error):
-                raise
-            answer = Answer("unbuildable", f"prepare() failed: {one_line(error)}")
-        else:
-            send(out, msgspec.msgpack.encode(Answer("begun")))
-            answer = compiled(built[job.backend], job, setup)
-        tired = _address_space() - fresh > TIRED * setup.memory_bytes
-        send(out, msgspec.msgpack.encode(msgspec.structs.replace(answer, last=tired)))
-        if tired:
-            return
+def read(jobs: "queue.SimpleQueue[bytes]") -> None:
+    """Pass on what arrives, and end the process when there is no more, in the middle of a job too."""
+    source = Unbuffered(0)
+    while (frame := receive(source)) is not None:
+        jobs.put(frame)
+    os._exit(GONE)
+
+
+def warm_up(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
+    """Have a backend import its library and look at the vocabulary. If that fails, the job will tell."""
+    spec = next((Spec(kind, text) for kind, text in WARM.items() if kind in backend.spec_kinds), None)
+    try:
+        if spec is not None and backend.judge(spec).verdict != "refused":
+            backend.compile(spec, vocabulary)
+    except BaseException as error:
+        if not contained(error):
+            raise
 
 
 def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
@@ -144,7 +192,13 @@ def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
         _limit("RLIMIT_AS", None)
 
 
-def _die_with(engine: int) -> None:
+def keep_within(memory_bytes: int) -> None:
+    """Take no more memory than so much beyond what is taken."""
+    if size := _address_space():
+        _limit("RLIMIT_AS", size + memory_bytes)
+
+
+def die_with(engine: int) -> None:
     """Have the kernel end this process with the thread that started it, where it can."""
     if sys.platform == "linux":
         import ctypes
@@ -152,12 +206,6 @@ def _die_with(engine: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != engine:  # it was gone before
         os._exit(0)
-
-
-def keep_within(memory_bytes: int) -> None:
-    """Take no more memory than so much beyond what is taken."""
-    if size := _address_space():
-        _limit("RLIMIT_AS", size + memory_bytes)
 
 
 def _address_space() -> int:

@@ -134,9 +134,6 @@ class GrammarBackend(ABC):
         Imports no library that compiles: a configuration and a client's request are judged without one.
         """
 
-    def prepare(self) -> None:
-        """Import what compiling needs. Called once in each worker process, outside the limits of what it compiles."""
-
     @abstractmethod
     def compile(self, spec: Spec, vocabulary: Vocabulary) -> Matcher:
         """A new matcher, at the start of an answer, for a spec that was not refused.

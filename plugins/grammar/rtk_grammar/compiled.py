@@ -1,6 +1,5 @@
 """What all backends here do with a spec: read it, judge it, and write the grammar that their library then compiles."""
 
-import importlib
 import importlib.util
 import json
 from abc import abstractmethod
@@ -48,9 +47,6 @@ class Writing(GrammarBackend):
 
     def judge(self, spec: Spec) -> Judgement:
         return self._written(spec).judgement
-
-    def prepare(self) -> None:
-        importlib.import_module(self.library)
 
     def compile(self, spec: Spec, vocabulary: Vocabulary) -> Matcher:
         written = self._written(spec)
