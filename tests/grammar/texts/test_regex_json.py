@@ -25,7 +25,7 @@ def spellings(character):
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(expressions.nodes(leaves=3), st.randoms(use_true_random=False))
 def test_every_spelling_or_one(node, random):
     value = re.compile(text(node))

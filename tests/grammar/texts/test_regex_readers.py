@@ -12,7 +12,7 @@ from rtk.grammar.regex import literal, matches, parse, text
 from rtk.grammar.regex.nodes import chars
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(expressions.nodes(), st.randoms(use_true_random=False))
 def test_python_and_our_automata_agree(node, random):
     pattern = re.compile(text(node))

@@ -5,9 +5,12 @@ from collections.abc import Iterator, Mapping
 from rtk.grammar.ebnf.errors import EbnfError, quoted
 from rtk.grammar.ebnf.nodes import EMPTY, Expr, Grammar, Ref, Row, Times, refs
 from rtk.grammar.ebnf.parse import Parsed, parsed
+from rtk.grammar.ebnf.text import text as written
 from rtk.grammar.regex.nodes import Chars
 
 ROOT = "root"
+MAX_TEXT = 131_072
+"""Characters of a canonical text."""
 MAX_NAMED = 6
 """Rules that an error names."""
 
@@ -25,7 +28,10 @@ def parse(text: str) -> Grammar:
     for name in needed:
         if name not in ending:
             raise _endless(found, ending, name)
-    return Grammar({name: found.rules[name] for name in needed})
+    grammar = Grammar({name: found.rules[name] for name in needed})
+    if len(written(grammar)) > MAX_TEXT:
+        raise EbnfError(f"more than {MAX_TEXT} characters, once classes are written out", 1, 1)
+    return grammar
 
 
 def _needed(rules: Mapping[str, Expr]) -> Iterator[str]:

@@ -3,7 +3,8 @@
 A node is an expression for whole texts, without anchors; `NOTHING` matches none.
 """
 
-from rtk.grammar.regex.combine import combined, contains, matches, overlap
+from rtk.grammar.regex.automaton import matches
+from rtk.grammar.regex.combine import combined, contains, overlap
 from rtk.grammar.regex.errors import RegexError, TooLargeError
 from rtk.grammar.regex.json_text import json_string
 from rtk.grammar.regex.nodes import ANYTHING, EMPTY, NOTHING, Node, alt, lengths, literal, nullable, repeat, seq, size

@@ -29,6 +29,10 @@ class Anchored(NamedTuple):
         """The whole texts that match from their beginning to their end."""
         return alt(self)
 
+    def begun(self) -> Node:
+        """The whole texts that match from their beginning to some place."""
+        return alt((seq((self.free, ANYTHING)), seq((self.start, ANYTHING)), self.end, self.both))
+
     def searched(self) -> Node:
         """The whole texts of which some part matches."""
         if any(map(nullable, self[:3])):

@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rtk.grammar.regex.chars import ANY, Ranges
-from rtk.grammar.regex.errors import TooLargeError
+from rtk.grammar.regex.errors import PROBLEM, TooLargeError
 from rtk.grammar.regex.nodes import Alt, Chars, Node, Repeat, Seq
 
 MAX_STATES = 2000
 """States of one automaton."""
 MAX_WORK = 200_000
 """Steps of one construction: a fraction of a second."""
-
-
-PROBLEM = "regular expressions that are too large together to be worked out exactly"
+MAX_MATCH = 1_000_000
+"""Steps of one comparison of a text with an expression."""
 
 
 class Letters:
@@ -58,11 +57,6 @@ class Letters:
         """The letters that a set of characters consists of."""
         return self._of[node.ranges]
 
-    def letter(self, character: str) -> int:
-        """The letter that a character belongs to."""
-        code = ord(character)
-        return next(i for i, ranges in enumerate(self.ranges) if any(low <= code <= high for low, high in ranges))
-
 
 def _leaves(root: Node) -> Iterator[Chars]:
     stack = [root]
@@ -79,16 +73,21 @@ def _leaves(root: Node) -> Iterator[Chars]:
 class _Nfa:
     """An automaton with empty steps, written down from an expression. Sets of states are bits of an integer."""
 
-    def __init__(self, node: Node, letters: Letters):
-        self.letters = letters
+    def __init__(self, node: Node, limit: int):
+        self._left = limit
         self.empty: list[list[int]] = []
         self.steps: list[tuple[Chars, int] | None] = []
         self.start = self._state()
         self.final = self._add(node, self.start)
 
-    def _state(self) -> int:
-        if len(self.empty) >= MAX_WORK:
+    def spend(self, steps: int) -> None:
+        """Count steps of work, of which there is a limit."""
+        self._left -= steps
+        if self._left < 0:
             raise TooLargeError(PROBLEM)
+
+    def _state(self) -> int:
+        self.spend(1)
         self.empty.append([])
         self.steps.append(None)
         return len(self.empty) - 1
@@ -136,6 +135,7 @@ class _Nfa:
                 if state not in seen:
                     seen.add(state)
                     stack.append(state)
+        self.spend(len(seen))
         return frozenset(state for state in seen if self.steps[state] is not None or state == self.final)
 
 
@@ -151,14 +151,13 @@ class Dfa:
     @classmethod
     def of(cls, node: Node, letters: Letters) -> "Dfa":
         """The texts that `node` matches. Raises `TooLargeError`."""
-        nfa = _Nfa(node, letters)
+        nfa = _Nfa(node, MAX_WORK)
         first = nfa.closure((nfa.start,))
         names = {first: 0}
         sets = deque((first,))
         closures: dict[int, frozenset[int]] = {}
         steps: list[list[int]] = []
         final: list[bool] = []
-        work = len(nfa.steps)
         while sets:
             here = sets.popleft()
             targets: dict[int, set[int]] = {}
@@ -168,13 +167,10 @@ class Dfa:
                     item, end = step
                     if end not in closures:
                         closures[end] = nfa.closure((end,))
-                        work += len(closures[end])
                     for letter in letters.of(item):
                         targets.setdefault(letter, set()).update(closures[end])
-                        work += len(closures[end])
-                    if work > MAX_WORK:
-                        raise TooLargeError(PROBLEM)
-            work += len(letters)
+                        nfa.spend(len(closures[end]))
+            nfa.spend(len(letters))
             row = [-1] * len(letters)
             for letter, reached in targets.items():
                 key = frozenset(reached)
@@ -188,14 +184,27 @@ class Dfa:
                 raise TooLargeError(PROBLEM)
         return cls(letters, steps, final)
 
-    def matches(self, text: str) -> bool:
-        """Whether the whole text matches."""
-        state = 0
-        for character in text:
-            state = self.steps[state][self.letters.letter(character)]
-            if state < 0:
-                return False
-        return self.final[state]
+
+def matches(node: Node, text: str) -> bool:
+    """Whether the whole text matches. Its time is that of the text times the expression, whatever they are.
+
+    Raises `TooLargeError` where that is too much.
+    """
+    nfa = _Nfa(node, MAX_MATCH)
+    here = nfa.closure((nfa.start,))
+    closures: dict[int, frozenset[int]] = {}
+    for code in map(ord, text):
+        reached: set[int] = set()
+        for state in here:
+            step = nfa.steps[state]
+            if step is not None and any(low <= code <= high for low, high in step[0].ranges):
+                if step[1] not in closures:
+                    closures[step[1]] = nfa.closure((step[1],))
+                reached |= closures[step[1]]
+                nfa.spend(len(closures[step[1]]))
+        nfa.spend(len(here))
+        here = frozenset(reached)
+    return nfa.final in here
 
 
 def product(wanted: Sequence[Dfa], unwanted: Sequence[Dfa], shortest: int, longest: int | None) -> Dfa:

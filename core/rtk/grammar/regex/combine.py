@@ -3,22 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rtk.grammar.regex.automaton import PROBLEM, Dfa, Letters, minimised, product
-from rtk.grammar.regex.errors import TooLargeError
-from rtk.grammar.regex.nodes import (
-    ANYTHING,
-    EMPTY,
-    NOTHING,
-    Alt,
-    Node,
-    Repeat,
-    Seq,
-    alt,
-    chars,
-    lengths,
-    repeat,
-    seq,
-)
+from rtk.grammar.regex.automaton import Dfa, Letters, minimised, product
+from rtk.grammar.regex.errors import PROBLEM, TooLargeError
+from rtk.grammar.regex.lengths import between
+from rtk.grammar.regex.nodes import ANYTHING, EMPTY, NOTHING, Chars, Node, Repeat, alt, chars, repeat, seq
+from rtk.grammar.regex.text import fits
 
 MAX_STATES = 300
 """States of an automaton that is written as an expression."""
@@ -35,12 +24,29 @@ def combined(
 
     `NOTHING` where there are none. Raises `TooLargeError` where the outcome is too large, or takes too long.
     """
-    nodes = list(dict.fromkeys(node for node in wanted if node != ANYTHING)) or [ANYTHING]
+    found = _combined(wanted, unwanted, shortest, longest)
+    if not fits(found):
+        raise TooLargeError(PROBLEM)
+    return found
+
+
+def _combined(wanted: Iterable[Node], unwanted: Sequence[Node], shortest: int, longest: int | None) -> Node:
+    nodes = []
+    for node in wanted:
+        if isinstance(node, Repeat) and isinstance(node.item, Chars):  # it asks for a length, and for characters
+            shortest, longest = max(shortest, node.low), _shorter(longest, node.high)
+            node = repeat(node.item, 0, None)
+        nodes.append(node)
+    nodes = list(dict.fromkeys(node for node in nodes if node != ANYTHING)) or [ANYTHING]
     try:
         one = nodes[0] if len(nodes) == 1 and not unwanted else _worked_out(nodes, unwanted, 0, None)
-        return _Lengths().between(one, shortest, _ENDLESS if longest is None else longest)
+        return between(one, shortest, longest)
     except TooLargeError:
         return _worked_out(nodes, unwanted, shortest, longest)
+
+
+def _shorter(a: int | None, b: int | None) -> int | None:
+    return min((bound for bound in (a, b) if bound is not None), default=None)
 
 
 def overlap(a: Node, b: Node) -> bool:
@@ -53,11 +59,6 @@ def contains(a: Node, b: Node) -> bool:
     return not any(_product((b,), (a,), 0, None).final)
 
 
-def matches(node: Node, text: str) -> bool:
-    """Whether the whole text matches. Raises `TooLargeError`."""
-    return Dfa.of(node, Letters((node, ANYTHING))).matches(text)
-
-
 def _product(wanted: Sequence[Node], unwanted: Sequence[Node], shortest: int, longest: int | None) -> Dfa:
     letters = Letters((*wanted, *unwanted))
     return product(
@@ -67,82 +68,6 @@ def _product(wanted: Sequence[Node], unwanted: Sequence[Node], shortest: int, lo
 
 def _worked_out(wanted: Sequence[Node], unwanted: Sequence[Node], shortest: int, longest: int | None) -> Node:
     return written(minimised(_product(wanted, unwanted, shortest, longest)))
-
-
-class _Lengths:
-    """Restricts expressions to a range of lengths by arithmetic on their parts."""
-
-    def __init__(self) -> None:
-        self._left = MAX_NODES
-
-    def between(self, node: Node, shortest: int, longest: int) -> Node:
-        """The texts that `node` matches, of these lengths. Raises `TooLargeError` where that takes more than this."""
-        self._spend(1)
-        if node == NOTHING:
-            return NOTHING
-        low, high = _range(node)
-        if low > longest or high < shortest:
-            return NOTHING
-        if shortest <= low and high <= longest:
-            return node
-        if isinstance(node, Alt):
-            return alt(self.between(option, shortest, longest) for option in node.options)
-        if isinstance(node, Seq):
-            return self._of_seq(node, shortest, longest)
-        assert isinstance(node, Repeat), node
-        return self._of_repeat(node, shortest, longest)
-
-    def _spend(self, parts: int) -> None:
-        self._left -= parts
-        if self._left < 0:
-            raise TooLargeError(PROBLEM)
-
-    def _of_repeat(self, node: Repeat, shortest: int, longest: int) -> Node:
-        length, high = _range(node.item)
-        if length != high:
-            if node.high != 1:
-                raise TooLargeError(PROBLEM)
-            some = self.between(node.item, shortest, longest)
-            return alt((some, EMPTY)) if shortest == 0 else some
-        low = max(node.low, -(-shortest // length))
-        top = min(_ENDLESS if node.high is None else node.high, longest // length)
-        if low > top:
-            return NOTHING
-        return repeat(node.item, low, node.high if longest == _ENDLESS else top)
-
-    def _of_seq(self, node: Seq, shortest: int, longest: int) -> Node:
-        """One part after the other: for each length of the first that varies, what is left for the rest."""
-        sizes = [_range(item) for item in node.items]
-        at = next(i for i, (low, high) in enumerate(sizes) if low != high)
-        fixed = sum(low for low, _ in sizes[:at])
-        head, first, rest = seq(node.items[:at]), node.items[at], seq(node.items[at + 1 :])
-        shortest, longest = max(0, shortest - fixed), longest if longest == _ENDLESS else longest - fixed
-        (low, high), (rest_low, rest_high) = sizes[at], _range(rest)
-        # From `free` to `free_top` characters of the first, whatever the rest can be is allowed.
-        if longest != _ENDLESS:
-            high = min(high, longest - rest_low)
-        free, free_top = max(low, shortest - rest_low), high
-        if longest != _ENDLESS:
-            free_top = min(high, longest - rest_high)
-        options: list[Node] = []
-        if free <= free_top:
-            options.append(seq((self.between(first, free, free_top), rest)))
-        else:
-            free, free_top = high + 1, high
-        self._spend(free - low + high - free_top)
-        for length in (*range(low, free), *range(max(low, free_top + 1), high + 1)):
-            left = longest if longest == _ENDLESS else longest - length
-            part = self.between(first, length, length)
-            options.append(seq((part, self.between(rest, max(0, shortest - length), left))))
-        return seq((head, alt(options)))
-
-
-_ENDLESS = 1 << 62
-
-
-def _range(node: Node) -> tuple[int, int]:
-    low, high = lengths(node)
-    return low, _ENDLESS if high is None else high
 
 
 class _Label(NamedTuple):

@@ -23,6 +23,9 @@ class RegexError(RequestError):
         """Of the character that is at fault, from 0."""
 
 
+PROBLEM = "regular expressions that are too large together to be worked out exactly"
+
+
 class TooLargeError(RequestError):
     """An expression, or what is made of several, is more than is worked with."""
 

@@ -6,22 +6,25 @@ The subset is what ECMA-262 and Python's `re` have in common and read alike, if 
 - `[...]`, `[^...]`, ranges, `\\b` in a class for the backspace; `\\d` is 0-9, `\\w` is A-Z, a-z, 0-9 and `_`, `\\s`
   what ECMA-262 calls white space and line ends; `.` is everything but `\\n`, `\\r`, U+2028 and U+2029;
 - `(...)`, `(?:...)`, named groups; `|`; `? * + {m} {m,} {m,n}`, and their lazy forms, which match the same texts;
-- `^` and `$`: the beginning and the end of the text, never of a line; for whole matches `\\A`, `\\Z`, `\\z` too.
+- `^` and `$`: the beginning and the end of the text, never of a line; for whole matches `\\A`, `\\Z`, `\\z` too;
+- `(?=...)` and `(?!...)` where the text begins, if the outcome is not too large.
 """
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rtk.grammar.regex import chars as sets
 from rtk.grammar.regex.anchors import Anchored, alternatives, at_end, at_start, in_order, plain, repeated
 from rtk.grammar.regex.chars import Ranges
-from rtk.grammar.regex.errors import RegexError
+from rtk.grammar.regex.combine import combined
+from rtk.grammar.regex.errors import RegexError, TooLargeError
 from rtk.grammar.regex.escapes import code_point
 from rtk.grammar.regex.nodes import NOTHING, Chars, Node, size
+from rtk.grammar.regex.text import fits
 
-MAX_LENGTH = 8192
+MAX_LENGTH = 20_100
 """Characters of an expression."""
-MAX_DEPTH = 50
+MAX_DEPTH = 64
 """Groups in groups."""
 MAX_ANCHORED = 20
 """Parts with an anchor in one sequence."""
@@ -60,15 +63,39 @@ def parse(pattern: str, use: Use = "match") -> Node:
     """What `pattern` means, as an expression for the whole text.
 
     `match`: the whole text is matched. `search`: a part of it is, as with JSON Schema's `pattern`: where an alternative
-    is not anchored by `^` and `$`, any text may come before and after it. Raises `RegexError`, and `TooLargeError`.
+    is not anchored by `^` and `$`, any text may come before and after it. Raises `RegexError`.
     """
     if len(pattern) > MAX_LENGTH:
         raise RegexError(f"it has {len(pattern)} characters, {MAX_LENGTH} are allowed", pattern, MAX_LENGTH)
-    found = _Parser(pattern, use).parse()
+    parser = _Parser(pattern, use)
+    found = parser.parse()
     node = found.matched() if use == "match" else found.searched()
+    if parser.looks:
+        node = _with_looks(node, parser)
     if node == NOTHING:
-        raise RegexError("nothing can match: its anchors stand where no text begins or ends", pattern, 0)
+        why = "its look-aheads rule out all texts" if parser.looks else "its anchors stand where no text begins or ends"
+        raise RegexError(f"nothing can match: {why}", pattern, 0)
+    if not fits(node):
+        raise RegexError("more characters and groups than are worked with, once all is written out", pattern, 0)
     return node
+
+
+def _with_looks(node: Node, parser: "_Parser") -> Node:
+    wanted = [look.node for look in parser.looks if not look.negative]
+    unwanted = [look.node for look in parser.looks if look.negative]
+    try:
+        return combined([node, *wanted], unwanted=unwanted)
+    except TooLargeError:
+        problem = "a look-ahead that is too large to be worked out exactly"
+        raise RegexError(problem, parser.pattern, parser.looks[0].position) from None
+
+
+class _Look(NamedTuple):
+    """A look-ahead from the beginning of the text: what the whole text must match, or must not."""
+
+    node: Node
+    negative: bool
+    position: int
 
 
 class _Parser:
@@ -80,6 +107,7 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.names: set[str] = set()
+        self.looks: list[_Look] = []
 
     def parse(self) -> Anchored:
         found = self._alternatives()
@@ -99,6 +127,8 @@ class _Parser:
         while self._peek() == "|":
             self.at += 1
             options.append(self._sequence())
+        if self.looks and not self.depth and len(options) > 1:
+            raise self._error("a look-ahead beside other alternatives is not supported", self.looks[0].position)
         return alternatives(options)
 
     def _sequence(self) -> Anchored:
@@ -106,6 +136,9 @@ class _Parser:
         first, anchored = self.at, 0
         while (character := self._peek()) and character not in "|)":
             start = self.at
+            if self.pattern.startswith(("(?=", "(?!"), start) and self._begins(items):
+                self._look()
+                continue
             item = self._atom(character)
             items.append(self._quantified(item, start))
             anchored += items[-1].anchored
@@ -115,6 +148,24 @@ class _Parser:
         if found.anchored:
             self._bounded(found, first)
         return found
+
+    def _begins(self, items: list[Anchored]) -> bool:
+        """Whether the text begins here, after `items`."""
+        at_beginning = items or self.use == "match"
+        return bool(at_beginning) and not self.depth and all(item == at_start() for item in items)
+
+    def _look(self) -> None:
+        start = self.at
+        self.depth += 1
+        self.at += 3
+        found = self._alternatives()
+        if self._peek() != ")":
+            raise self._error("unbalanced '('", start)
+        self.at += 1
+        self.depth -= 1
+        if self._times() is not None:
+            raise self._error("nothing to repeat: a look-ahead matches no text", start)
+        self.looks.append(_Look(found.begun(), self.pattern[start + 2] == "!", start))
 
     def _bounded(self, found: Anchored, where: int) -> None:
         if max(map(size, found)) > MAX_SIZE:

@@ -5,11 +5,19 @@ Characters are themselves where ASCII can print them, with a backslash where the
 of its own is left out: `\\xHH`, a class that begins with `\\^`, and in a class a control character before a digit.
 """
 
+from functools import lru_cache
 from string import hexdigits
 
 from rtk.grammar.regex.chars import LAST, SURROGATES, Ranges
-from rtk.grammar.regex.nodes import Alt, Chars, Node, Seq
+from rtk.grammar.regex.nodes import Chars, Node, Repeat, Seq
 
+MAX_LENGTH = 20_000
+"""Characters of a canonical text that can be read again."""
+MAX_GROUPS = 60
+"""Groups in groups of it."""
+
+_KEPT = 1024
+"""Classes whose text is kept: most expressions have a few, again and again."""
 _SPECIAL = frozenset("\\.^$*+?()[]{}|")
 _SPECIAL_IN_CLASS = frozenset("\\^-[]")
 _CODED_IN_CLASS = frozenset("&~|")
@@ -19,7 +27,7 @@ _CARET = (ord("^"), ord("^"))
 
 def text(node: Node) -> str:
     """`node` as an expression that whole texts match."""
-    return _text(node, 0)
+    return _written(node, 0)[0]
 
 
 def anchored(node: Node) -> str:
@@ -27,18 +35,28 @@ def anchored(node: Node) -> str:
     return f"^(?:{text(node)})$"
 
 
-def _text(node: Node, binding: int) -> str:
-    """`binding`: 0 where alternatives may stand, 1 in a sequence, 2 before a quantifier."""
+def fits(node: Node) -> bool:
+    """Whether the canonical text is small enough to be read again."""
+    found, groups = _written(node, 0)
+    return len(found) <= MAX_LENGTH and groups <= MAX_GROUPS
+
+
+def _written(node: Node, binding: int) -> tuple[str, int]:
+    """The text, and how many groups there are in each other at most.
+
+    `binding`: 0 where alternatives may stand, 1 in a sequence, 2 before a quantifier.
+    """
     if isinstance(node, Chars):
-        return chars(node.ranges)
-    if isinstance(node, Alt):
-        found, own = "|".join(_text(option, 1) for option in node.options), 0
-    elif isinstance(node, Seq):
-        found, own = "".join(_text(item, 1) for item in node.items), 1
-        own = 1 if node.items else 2
+        return chars(node.ranges), 0
+    if isinstance(node, Repeat):
+        item, groups = _written(node.item, 2)
+        found, own = item + times(node.low, node.high), 1
     else:
-        found, own = _text(node.item, 2) + times(node.low, node.high), 1
-    return f"(?:{found})" if own < binding or not found else found
+        sequence = isinstance(node, Seq)
+        parts = [_written(part, 1) for part in (node.items if isinstance(node, Seq) else node.options)]
+        found, own = ("" if sequence else "|").join(part for part, _ in parts), int(sequence)
+        groups = max((inside for _, inside in parts), default=0)
+    return (f"(?:{found})", groups + 1) if own < binding or not found else (found, groups)
 
 
 def times(low: int, high: int | None) -> str:
@@ -50,6 +68,7 @@ def times(low: int, high: int | None) -> str:
     return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
 
 
+@lru_cache(_KEPT)
 def chars(ranges: Ranges) -> str:
     """One character of a set that is not empty, as a regular expression."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
