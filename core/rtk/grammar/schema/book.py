@@ -1,7 +1,8 @@
 """What is kept while one schema is normalised: its schemas, the literals made of them, why something has no value."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ MAX_WORK = 30_000
 
 AUTOMATON = 50
 """What a combination of patterns costs of that at least."""
+MAX_LEVELS = 100
+"""Of schemas that judge a constant and its parts, one by way of the other."""
 MAX_SECONDS = 1.0
 """Of a thread's own time, for combinations of patterns; those that take more are left over."""
 
@@ -52,6 +55,7 @@ class Book:
         self._numbers: dict[tuple[str, bool | None], int] = {}
         self._work = MAX_WORK
         self._seconds = MAX_SECONDS
+        self._level = 0
 
     def join(self, *parts: Shapes) -> dict[str, tuple[Shape, ...]]:
         """What any of them allows."""
@@ -66,6 +70,16 @@ class Book:
         self._work -= work
         if self._work < 0:
             raise SchemaError("too large once its parts are put together; say less, or fewer alternatives")
+
+    @contextmanager
+    def level(self, pointer: str) -> Iterator[None]:
+        """Look at a constant, or a part of one, by a schema; not without end."""
+        self.spend()
+        if self._level == MAX_LEVELS:
+            raise SchemaError(f"a constant needs more than {MAX_LEVELS} schemas in each other to be judged", pointer)
+        self._level += 1
+        yield
+        self._level -= 1
 
     def combined(
         self,

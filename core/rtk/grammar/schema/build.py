@@ -7,7 +7,7 @@ from rtk.grammar.schema.meet import meet
 from rtk.grammar.schema.own import has, lacks, not_own, own, with_dependencies, without_dependencies
 from rtk.grammar.schema.place import Place
 from rtk.grammar.schema.shapes import ANYTHING, Literal, Obj, Shape, Shapes, State, anything, kind_of
-from rtk.grammar.schema.values import TYPES, identity
+from rtk.grammar.schema.values import TYPES, identity, last_step
 
 
 class Builder:
@@ -35,7 +35,7 @@ class Builder:
                     parts.append({})
                 parts.append(self._of(what.pointer, holds))
             elif isinstance(what, bool):
-                book.clash("false allows no value", pointer, pointer.rpartition("/")[2])
+                book.clash("false allows no value", pointer, last_step(pointer))
                 parts.append({})
             else:
                 parts.append({kind_of(what): (what,)})
@@ -51,7 +51,7 @@ class Builder:
             place = self.book.places[pointer]
             if isinstance(place, bool):
                 if place != holds:
-                    self.book.clash("false allows no value", pointer, pointer.rpartition("/")[2])
+                    self.book.clash("false allows no value", pointer, last_step(pointer))
                 known = anything({"": pointer}) if place == holds else {}
             else:
                 self.book.spend()

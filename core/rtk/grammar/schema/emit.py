@@ -193,6 +193,7 @@ class Emitter:
                 found += [Text("," if index else ""), Inside(choice, f"anyOf/{index}")]
             return [*found, Text("]}")]
         if not branch.shapes:
+            self.open_keys |= not branch.never
             return [Text("false" if branch.never else "true")]
         ((kind, shape),) = branch.shapes
         self.origins.setdefault(pointer, shape.at.get("", "#"))
@@ -241,6 +242,8 @@ class Emitter:
             yield "items", [Text("false")]
         elif shape.items:
             yield "items", [self._part(shape.items, "items")]
+        else:
+            self.open_keys |= shape.high != 0
         yield from _counts("minItems", shape.low, "maxItems", None if full else shape.high)
 
     def _object(self, shape: Obj) -> Iterator[tuple[str, list[Piece]]]:

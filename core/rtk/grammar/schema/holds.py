@@ -95,10 +95,15 @@ def _at(book: Book, pointer: str, value: Any) -> bool:
 
 
 def _place(book: Book, place: Place, value: Any) -> bool:
-    book.spend()
+    with book.level(place.here):
+        return _is_valid(book, place, value)
+
+
+def _is_valid(book: Book, place: Place, value: Any) -> bool:
     words = place.keywords
     kind = type_of(value)
-    if "type" in words and kind not in words["type"] and not (isinstance(value, int) and "integer" in words["type"]):
+    kinds = {kind, "integer"} if kind == "number" and isinstance(value, int) else {kind}
+    if "type" in words and kinds.isdisjoint(words["type"]):
         return False
     if any(key in words and identity(value) not in set(map(identity, words[key])) for key in ("enum", "constant")):
         return False

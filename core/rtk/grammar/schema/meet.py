@@ -25,7 +25,7 @@ from rtk.grammar.schema.shapes import (
     enum_of,
     every,
 )
-from rtk.grammar.schema.values import TYPES, Number, number_text, tidy_number, value_text
+from rtk.grammar.schema.values import TYPES, Number, last_step, number_text, tidy_number, value_text
 
 
 def meet(book: Book, *parts: Shapes) -> Shapes:
@@ -50,18 +50,19 @@ def _meet(book: Book, a: Shapes, b: Shapes) -> Shapes:
             found[kind] = tuple(shapes)
     if a and b and not any(kind in b for kind in a):
         at = next(iter(b.values()))[0].at
+        pointer = at.get("type", at.get("", "#"))
         kinds, others = " or ".join(a), " or ".join(b)
-        book.clash(f"one part asks for {kinds}, another for {others}", at.get("type", at.get("", "#")), "type")
+        book.clash(f"one part asks for {kinds}, another for {others}", pointer, last_step(pointer))
     return found
 
 
 def meet_shapes(book: Book, kind: str, a: Shape, b: Shape) -> Shape | None:
     """What both of two shapes of a type are; None for nothing."""
     book.spend()
-    if every(kind, a):
-        return b
-    if every(kind, b):
-        return a
+    for all_, other in ((a, b), (b, a)):
+        if every(kind, all_):
+            named = "type" in all_.at and "type" not in other.at
+            return replace(other, at={**other.at, "type": all_.at["type"]}) if named else other
     if isinstance(a, Enum) or isinstance(b, Enum):
         one, other = (a, b) if isinstance(a, Enum) else (b, a)
         assert isinstance(one, Enum)

@@ -32,7 +32,7 @@ class Solver:
         self._settle_what_is_possible()
         if root not in self._possible:
             clash = self._why(root)
-            raise SchemaError(f"nothing satisfies the schema: {clash.problem}", clash.pointer, clash.keyword)
+            raise SchemaError(f"nothing satisfies the schema: {clash.problem}", clash.pointer, clash.keyword or None)
         return {state: self._pruned(state, shapes) for state, shapes in self._found.items()}
 
     def _shapes_of(self, state: State) -> Shapes:

@@ -85,6 +85,11 @@ def string_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def last_step(pointer: str) -> str:
+    """The keyword, or whatever a pointer ends with; nothing for the root."""
+    return pointer.rpartition("/")[2] if "/" in pointer else ""
+
+
 def escaped(name: str) -> str:
     """A step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
