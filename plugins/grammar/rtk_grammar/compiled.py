@@ -39,6 +39,8 @@ class Writing(GrammarBackend):
     install: ClassVar[str]
     """What brings it."""
     table: ClassVar[Table] = TABLE
+    free_by_rules: ClassVar[bool] = False
+    """See `tags.write`."""
 
     def __init__(self, options: Options) -> None:
         if importlib.util.find_spec(self.library) is None:
@@ -71,7 +73,7 @@ class Writing(GrammarBackend):
         reasons = Reasons(self.table)
         rules: Rules = {}
         try:
-            rules = pruned(_rules(spec, reasons))
+            rules = pruned(_rules(spec, reasons, self.free_by_rules))
             if not reasons.refused:
                 if "root" not in rules:
                     reasons.refuse("nothing that it allows ever comes to an end", "")
@@ -84,13 +86,13 @@ class Writing(GrammarBackend):
         return Written(reasons.judgement(), {} if reasons.refused else rules)
 
 
-def _rules(spec: Spec, reasons: Reasons) -> Rules:
+def _rules(spec: Spec, reasons: Reasons, by_rules: bool) -> Rules:
     if spec.kind == "json_schema":
         writer = Writer(reasons, spec.whitespace)
         root = writer.write(parsed(spec.text))
         return {"root": root, **writer.rules}
     if spec.kind == "structural_tag":
-        return tags.write(spec.text, spec.whitespace, reasons)
+        return tags.write(spec.text, spec.whitespace, reasons, by_rules)
     if spec.kind == "ebnf":
         return ebnf.parse(spec.text)
     return {"root": token(_choice(spec.text) if spec.kind == "choice" else regex.parse(spec.text))}

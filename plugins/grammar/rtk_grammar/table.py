@@ -75,9 +75,14 @@ TABLE: dict[tuple[str, str], Entry] = {
     ("object", "additionalProperties"): EXACT,
     ("object", "patternProperties"): SPELLING,
     ("object", "patternProperties and additionalProperties"): Entry(
-        "refused", "patternProperties together with additionalProperties that is not false"
+        "refused", "patternProperties that are too large to say which other names are additionalProperties"
     ),
-    ("object", "patternProperties that overlap"): Entry("refused", "several patternProperties of different schemas"),
+    ("object", "patternProperties that overlap"): Entry(
+        "refused", "several patternProperties, of different schemas, that may match the same name"
+    ),
+    ("object", "patternProperties over properties"): Entry(
+        "refused", "patternProperties that a property matches which has another schema"
+    ),
     ("object", "propertyNames"): EXACT,
     ("object", "propertyNames beside others"): Entry(
         "refused", "propertyNames together with properties, required or patternProperties"

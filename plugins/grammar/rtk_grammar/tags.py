@@ -15,6 +15,7 @@ from rtk_grammar.expr import (
     all_but,
     alt,
     optional,
+    paths,
     rep,
     seq,
     token,
@@ -28,21 +29,27 @@ GOES_ON = frozenset("0123456789.eE+-")
 """What a number could go on with."""
 
 
-def write(text: str, whitespace: int, reasons: Reasons) -> Rules:
-    """The grammar of a spec. Raises `RefusedError` where it is malformed."""
+def write(text: str, whitespace: int, reasons: Reasons, by_rules: bool) -> Rules:
+    """The grammar of a spec. Raises `RefusedError` where it is malformed.
+
+    Free text is one token, or, `by_rules`, a rule for each state of the automaton that looks out for triggers.
+    """
     tags, triggers = _read(parsed(text))
     rules: Rules = {}
-    options: list[Expr] = []
-    pieces = _Free(triggers)
+    free = _Free(triggers)
+    options: dict[str, list[Expr]] = {trigger: [] for trigger in triggers}
     for i, (begin, schema, end) in enumerate(tags):
         at = pointer("#", "tags", i)
         value = Writer(reasons, whitespace, rules).write(schema, pointer(at, "schema"))
         if (not end or end[0] in GOES_ON) and _may_be_a_number(value, rules):
             reasons.refuse("an end that a number before it could go on with", pointer(at, "end"))
         trigger = next(one for one in triggers if begin.startswith(one))
-        head = token(seq(pieces.until[trigger], Text(begin[len(trigger) :])))
-        options.append(seq(head, value, token(Text(end))))
-    rules["root"] = seq(rep(alt(*options)), optional(token(pieces.last)))
+        options[trigger].append(seq(token(Text(begin[len(trigger) :])), value, token(Text(end))))
+    if by_rules:
+        return rules | free.rules({trigger: alt(*found) for trigger, found in options.items()})
+    last, until = free.expressions()
+    tagged = [seq(token(until[trigger]), alt(*found)) for trigger, found in options.items()]
+    rules["root"] = seq(rep(alt(*tagged)), optional(token(last)))
     return rules
 
 
@@ -99,28 +106,42 @@ def _may_be_a_number(expr: Expr, rules: Rules) -> bool:
 
 
 class _Free:
-    """Text without triggers: `last`, up to the end, and `until` a trigger, that one included."""
+    """Text without triggers."""
 
     def __init__(self, triggers: list[str]):
         if sum(map(len, triggers)) > MOST_STATES:
             raise RefusedError(f"triggers of more than {MOST_STATES} characters")
-        states, steps = _automaton(triggers)
-        ends: dict[str, dict[int, Expr]] = {one: {} for one in triggers}
-        edges: dict[int, dict[int, Expr]] = {state: {} for state in range(len(states))}
-        for state, row in steps.items():
+        states, self._steps = _automaton(triggers)
+        self._triggers = {i: prefix for i, prefix in enumerate(states) if prefix in triggers}
+
+    def _others(self, state: int) -> Expr:
+        """The characters that lead back to the first state."""
+        return all_but((ord(char), ord(char)) for char, target in self._steps[state].items() if target)
+
+    def rules(self, tagged: dict[str, Expr]) -> Rules:
+        """Free text in which each trigger is followed by what is `tagged` so."""
+        found: Rules = {"root": Ref("t0")}
+        for i, trigger in self._triggers.items():
+            found[f"t{i}"] = seq(tagged[trigger], Ref("t0"))
+        for state, row in self._steps.items():
+            steps = [seq(Text(char), Ref(f"t{target}")) for char, target in row.items() if target]
+            found[f"t{state}"] = alt(seq(self._others(state), Ref("t0")), *steps, EMPTY)
+        return found
+
+    def expressions(self) -> tuple[Expr, dict[str, Expr]]:
+        """Free text up to the end, and up to each trigger, that one included."""
+        edges: dict[int, dict[int, Expr]] = {state: {} for state in self._steps}
+        ends: dict[str, dict[int, Expr]] = {trigger: {} for trigger in self._triggers.values()}
+        for state, row in self._steps.items():
             for char, target in row.items():
-                if states[target] in ends:
-                    ends[states[target]][state] = Text(char)
+                if target in self._triggers:
+                    ends[self._triggers[target]][state] = Text(char)
                 elif target:
                     edges[state][target] = alt(*(one for one in [edges[state].get(target)] if one), Text(char))
-            others = [char for char, target in row.items() if target]
-            edges[state][0] = all_but((ord(char), ord(char)) for char in others)
-        live = [state for state, prefix in enumerate(states) if prefix not in ends]
-        self._to = _paths(edges, live)
-        self.last = alt(*(self._to[state] for state in live))
-        self.until = {
-            one: alt(*(seq(self._to[state], last) for state, last in found.items())) for one, found in ends.items()
-        }
+            edges[state][0] = self._others(state)
+        to = paths(edges)
+        until = {one: alt(*(seq(to[state], last) for state, last in found.items())) for one, found in ends.items()}
+        return alt(*to.values()), until
 
 
 def _automaton(triggers: list[str]) -> tuple[list[str], dict[int, dict[str, int]]]:
@@ -143,33 +164,3 @@ def _automaton(triggers: list[str]) -> tuple[list[str], dict[int, dict[str, int]
                 ends = (written[i:] for i in range(len(written) + 1))
                 steps[state][char] = known[next(end for end in ends if end in known)]
     return states, steps
-
-
-def _paths(edges: dict[int, dict[int, Expr]], live: list[int]) -> dict[int, Expr]:
-    """What may be written from the first state to each."""
-    found: dict[int, Expr] = {}
-    for goal in live:
-        left = {state: {t: e for t, e in edges[state].items() if t in live} for state in live}
-        for state in reversed(live):
-            if state in (0, goal):
-                continue
-            again = rep(left[state].pop(state, NEVER))
-            for row in left.values():
-                if row is not left[state] and (first := row.pop(state, None)) is not None:
-                    for target, last in left[state].items():
-                        path = seq(first, again, last)
-                        row[target] = alt(row[target], path) if target in row else path
-            del left[state]
-        found[goal] = _from_first(left, goal)
-    return found
-
-
-def _from_first(left: dict[int, dict[int, Expr]], goal: int) -> Expr:
-    here = left[0].get(0, NEVER)
-    if goal == 0:
-        return rep(here)
-    there, back, stays = left[0].get(goal, NEVER), left[goal].get(0, NEVER), left[goal].get(goal, NEVER)
-    # Go round at the first state as often as one likes, by way of the goal too; then to the goal, and stay there.
-    round_trip = seq(there, rep(stays), back) if back != NEVER else NEVER
-    loops = [one for one in (here, round_trip) if one != NEVER]
-    return seq(rep(alt(*loops)) if loops else EMPTY, there, rep(stays))

@@ -43,9 +43,11 @@ def compiled(expr: Expr, mark: str, vocabulary: Vocabulary) -> "OutlinesMatcher"
     """A matcher at the start. Raises `ValueError`.
 
     `mark` is a character that no answer has. The expression ends with it: without, the library would stop at the first
-    alternative that matches, and with the end of the text in its place it takes 2^n steps for n optional characters.
+    alternative that matches. And it begins with it: the library also looks for matches that begin anywhere, which takes
+    2^n states for n optional characters, were it not for the mark.
     """
-    pattern = f"(?:{regex(expr)})\\x{{{ord(mark):x}}}"
+    marked = f"\\x{{{ord(mark):x}}}"
+    pattern = f"{marked}(?:{regex(expr)}){marked}"
     try:
         index = outlines_core.Index(pattern, _vocabularies(vocabulary).marked(mark))
     except ValueError as error:
@@ -59,8 +61,8 @@ class _Automaton:
     def __init__(self, index: outlines_core.Index, vocabulary: Vocabulary):
         self.index = index
         self.vocabulary = vocabulary
-        self.start: int = index.get_initial_state()
         self._mark = len(vocabulary.tokens)
+        self.start: int = index.get_next_state(index.get_initial_state(), self._mark)
         self._rows: dict[int, NDArray[np.int32]] = {}
         self._lock = threading.Lock()
 

@@ -4,6 +4,7 @@ from rtk.plugin.grammar import Vocabulary
 from rtk_grammar.compiled import Writing
 from rtk_grammar.expr import Rules
 from rtk_grammar.tokens import TokenMatcher
+from rtk_grammar.xgrammar.linear import MOST_RULES, TooManyError, linear
 
 VERSION = "0.2.9"
 """Of xgrammar: the one that the table was established on."""
@@ -14,8 +15,16 @@ class XGrammar(Writing):
 
     library = "xgrammar"
     install = "xgrammar>=0.2.9"
+    free_by_rules = True
+
+    def fits(self, rules: Rules) -> str:
+        try:
+            linear(rules)
+        except TooManyError:
+            return f"counts of characters, as of maxLength or in a pattern, of more than {MOST_RULES} in all"
+        return ""
 
     def compiled(self, rules: Rules, vocabulary: Vocabulary) -> TokenMatcher:
         from rtk_grammar.xgrammar.matcher import compiled
 
-        return compiled(rules, vocabulary)
+        return compiled(linear(rules), vocabulary)

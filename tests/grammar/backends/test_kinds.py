@@ -1,0 +1,137 @@
+"""Choices, patterns, grammars and tags: what can be said, by each backend, and what is refused."""
+
+import importlib
+import importlib.metadata
+import json
+import re
+
+import numpy as np
+import pytest
+from test_table import BACKENDS, backend, can_say
+
+from rtk.plugin import Options
+from rtk.plugin.grammar import Spec, Vocabulary, packed, unpacked
+from rtk.plugin.testing.grammar import END, VOCABULARY, allowed
+
+GRAMMARS = ["xgrammar", "llguidance"]
+PATTERNS = [
+    ("(?:yes|no|yesterday|)", ["", "yes", "no", "yesterday", "y", "yesno"]),
+    ("[\\u4E00-\\u9FFF]{2}", ["漢字", "漢", "ab", "漢a"]),
+    ("[\\U0001F600-\\U0001F64F]+", ["😀", "😀🙏", "", "🧊"]),
+    ("(?:a|ab)(?:c|bcd)*", ["a", "ab", "abc", "abcd", "abbcd", "acbcdc", "b"]),
+    ("[1-9][0-9]{2,39}(?:\\.0)?", ["100", "99", "1" * 40, "1" * 41, "123.0", "123."]),
+    ("[^a-c\\x0A]*x?", ["", "x", "dx", "a", "\n", "é😀"]),
+    ("\\\\\\[\\*\\x00", ["\\[*\x00", "\\[*"]),
+    ("(?:[a-z]+-?){1,3}", ["a", "a-", "ab-cd-ef", "a-b-c-d", "-"]),
+]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("pattern", "texts"), PATTERNS)
+def test_patterns_mean_what_python_means(name, pattern, texts):
+    assert backend(name).judge(Spec("regex", pattern)).verdict == "exact"
+    matcher = backend(name).compile(Spec("regex", pattern), VOCABULARY)
+    for text in texts:
+        assert can_say(matcher, text) is (re.fullmatch(pattern, text) is not None), text
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "pattern",
+    [r"(?=a)b", r"(?i)a", r"a**", r"a*?", r"\d", r"\b", r"^a", r"a$", r".", r"[]", r"a{2", r"(a", r"a)", r"\u12"],
+)
+def test_other_patterns_are_refused(name, pattern):
+    (reason,) = backend(name).judge(Spec("regex", pattern)).reasons
+    assert re.search(r"^regex: .* at character \d+$", reason.problem), reason
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize(
+    ("grammar", "said", "not_said"),
+    [
+        ('root ::= root "-" d | d\nd ::= [0-9]', ["7", "1-2-3"], ["-1", "1-", ""]),
+        ('root ::= (item ";"?)*\nitem ::= "a"?', ["", "a", "a;a", ";;", "aa"], ["b"]),
+        ('root ::= "(" root ")" | "x" | x\nx ::= "xy"', ["x", "xy", "((x))", "(xy)"], ["(x", "()", "x)"]),
+        ('root ::= "ab" "c" | "a" "bd" | "é"{2,3}', ["abc", "abd", "éé", "ééé"], ["ab", "é", "éééé"]),
+        ('root ::= a b\na ::= "x"{0,2}\nb ::= "x" | a "y"', ["x", "xxx", "y", "xxxxy"], ["", "xxxx", "xxxxxy"]),
+        ('root ::= "\\x41\\u00e9\\n\\"" # a remark\n', ['Aé\n"'], ["A"]),
+    ],
+)
+def test_grammars(name, grammar, said, not_said):
+    assert backend(name).judge(Spec("ebnf", grammar)).verdict == "exact"
+    matcher = backend(name).compile(Spec("ebnf", grammar), VOCABULARY)
+    assert [text for text in [*said, *not_said] if can_say(matcher, text)] == said
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("grammar", ["root ::= root", 'root ::= x\nx ::= x "a"', "root ::= a\na ::= b\nb ::= a"])
+def test_grammars_that_never_end_are_refused(name, grammar):
+    (reason,) = backend(name).judge(Spec("ebnf", grammar)).reasons
+    assert reason.problem == "nothing that it allows ever comes to an end"
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_tags(name):
+    boolean, integer = {"type": "boolean"}, {"type": "integer"}
+    tags = [
+        {"begin": "<f=", "schema": boolean, "end": ">"},
+        {"begin": "<fg", "schema": integer, "end": "</f>"},
+        {"begin": "[[a", "schema": {"type": "array", "items": boolean}, "end": ""},
+    ]
+    spec = Spec("structural_tag", json.dumps({"triggers": ["<f", "[["], "tags": tags}))
+    matcher = backend(name).compile(spec, VOCABULARY)
+    said = ["", "no < tag", "<", "<<", "[", "a<f=true>b<fg12</f>", "<f=true><f=false>", "[[a[true][[a[]x", "é[[a[]<"]
+    not_said = ["<f", "x<f", "<<f", "<f=1>", "<fg</f>", "<fg12</f", "[[b", "[[", "a[[a[tru]", "<f=true"]
+    assert [text for text in [*said, *not_said] if can_say(matcher, text)] == said
+    tags[1]["end"] = "0"
+    spec = Spec("structural_tag", json.dumps({"triggers": ["<f", "[["], "tags": tags}))
+    (reason,) = backend(name).judge(spec).reasons
+    assert reason == ("an end that a number before it could go on with", "#/tags/1/end")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_all_ends_end_and_other_special_tokens_do_not(name):
+    tokens = [*(bytes([i]) for i in range(256)), b"", b"", b"</s>", b""]
+    vocabulary = Vocabulary(tokens, frozenset({257, 258}))
+    matcher = backend(name).compile(Spec("regex", "[ -~]*"), vocabulary)
+    mask = np.full((1, vocabulary.words), -1, dtype=np.int32)
+    backend(name).fill_batch([matcher], mask, [0])
+    bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == [*range(32, 127), 257, 258]
+    for end in (257, 258):
+        fork = matcher.fork()
+        assert fork.accept(end)
+        assert fork.forced() == b""
+        assert not any(fork.accept(token) for token in (257, 258, 97))
+        fork.rollback(1)
+        assert fork.accept(97)
+    assert not any(matcher.accept(token) for token in (256, 259, 260, -1, 10**9))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_copy_that_was_sent_has_its_past(name):
+    matcher = backend(name).compile(Spec("regex", "ab*"), VOCABULARY)
+    assert all(map(matcher.accept, [*b"abb", END]))
+    copy = unpacked(packed(matcher), VOCABULARY)
+    assert not copy.accept(END)
+    copy.rollback(3)
+    assert allowed(backend(name), copy) == [ord("b"), END]
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_is_forced_is_told(name):
+    matcher = backend(name).compile(Spec("regex", "(?:yes|yesterday)é"), VOCABULARY)
+    assert matcher.forced() == b"yes"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_table_is_of_the_installed_version(name):
+    module = importlib.import_module(BACKENDS[name].__module__)
+    assert importlib.metadata.version(BACKENDS[name].library) == module.VERSION
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_library_that_is_missing_is_said_to_be(name, monkeypatch):
+    monkeypatch.setattr(BACKENDS[name], "library", "no_such_library")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library is not installed; run: pip install"):
+        BACKENDS[name](Options())
