@@ -4,6 +4,7 @@ The grammar's matcher knows the text; this knows the rest: that special tokens n
 answer come only where it may end, whichever of them the request listens to, and that thinking is free.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence, Set
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -16,8 +17,8 @@ from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, read_r
 
 Row = NDArray[np.int32]
 
-DRAFTS = 16
-"""Tokens that are guessed at once, at most: each is computed, whether it is kept or not."""
+AHEAD = 128
+"""Bytes that are looked at of those that a grammar leaves no choice of."""
 
 State = Literal["open", "complete", "ended", "dead"]
 """The answer must go on; it may end here, or go on; it can only end; it can do neither."""
@@ -26,8 +27,8 @@ State = Literal["open", "complete", "ended", "dead"]
 class Constraint:
     """The state of one request's grammar. From one thread at a time; whatever the backend raises comes through.
 
-    Before each token its mask is made (`ask`, then `refine`), and it is told which token came (`accept`). Before the
-    first mask, and between a token and the next mask, it is `stale`.
+    Before each token its mask is made (`ask`, `refine`, `look_ahead`), and it is told which token came (`accept`).
+    Before the first mask, and between a token and the next mask, it is `stale`.
     """
 
     __slots__ = (
@@ -65,7 +66,7 @@ class Constraint:
         self.state: State = "open"
         """After `refine`: see `State`."""
         self.drafts: tuple[int, ...] = ()
-        """After `look_ahead`: tokens that the text may go on with, for all that the grammar leaves open."""
+        """After `look_ahead`: tokens that the text goes on with, for all that is known."""
         self.ahead: NDArray[np.int32] = np.zeros((0, vocabulary.words), dtype=np.int32)
         """After `mask_drafts`: row i is the mask behind the first i + 1 drafts."""
 
@@ -133,14 +134,23 @@ class Constraint:
         """Its row of the mask is lost."""
         self.stale = self.state != "ended"
 
-    def look_ahead(self) -> None:
-        """Guess how the model writes what the grammar leaves it no choice of."""
+    def look_ahead(self, row: Row) -> None:
+        """Where the grammar leaves no choice of bytes, leave none of tokens either, in the mask: the longest that fits.
+
+        Under the plain mask, models that expect other words spell those of a grammar in pieces, which neither they nor
+        anybody else wrote before. The texts that are possible stay the same.
+        """
         self.drafts = ()
-        if self._marker is None and self.state == "open":
-            forced = self.matcher.forced()
-            if not isinstance(forced, bytes):
-                raise TypeError(f"answered a {type(forced).__name__}, not bytes")
-            self.drafts = self._words.written(forced, DRAFTS)
+        if self._marker is not None or self.state != "open":
+            return
+        forced = self.matcher.forced()
+        if not isinstance(forced, bytes):
+            raise TypeError(f"answered a {type(forced).__name__}, not bytes")
+        if forced:
+            self.drafts, certain = self._words.written(forced[:AHEAD])
+            if certain and row[self.drafts[0] // WORD] >> self.drafts[0] % WORD & 1:
+                row[:] = 0
+                _set(row, {self.drafts[0]})
 
     def behind_drafts(self, most: int) -> list["Constraint"]:
         """Where it would stand behind each of the first `most` drafts, as far as they are allowed."""
@@ -152,12 +162,16 @@ class Constraint:
             states.append(state)
         return states
 
-    def mask_drafts(self, states: list["Constraint"]) -> int:
-        """Make the masks behind its drafts; answers behind how many of them there is something to choose."""
+    def mask_drafts(self, states: list["Constraint"]) -> None:
+        """Have the backend write the masks behind its drafts."""
         self.ahead = np.empty((len(states), self.words), dtype=np.int32)
         ask(states, self.ahead, range(len(states)))
+
+    def refine_drafts(self, states: list["Constraint"]) -> int:
+        """Finish these; answers behind how many of the drafts, one after the other, the text goes on."""
         for count, (state, row) in enumerate(zip(states, self.ahead, strict=True)):
             state.refine(row)
+            state.look_ahead(row)
             if state.state in ("ended", "dead"):
                 return count
         return len(states)
@@ -196,8 +210,7 @@ class Words:
         """Allows the tokens that have bytes and end nothing."""
         write_row(self.open, [i for i, data in enumerate(self._tokens) if data and i not in vocabulary.ends])
         self._markers: dict[bytes, Marker] = {}
-        self._ids: dict[bytes, int] = {}
-        self._longest = 0
+        self._spelling: _Spelling | None = None
 
     def without(self, stops: Set[int]) -> Row:
         """`open` without these; not to be written to."""
@@ -211,26 +224,45 @@ class Words:
             self._markers[text] = Marker(text, self._tokens, self.open)
         return self._markers[text]
 
-    def written(self, text: bytes, most: int) -> tuple[int, ...]:
-        """The first tokens of a text, at most so many, each the longest that fits; fewer where none does.
+    def written(self, text: bytes) -> tuple[tuple[int, ...], int]:
+        """A text as tokens, each the longest that fits, as far as some do; and how many of them are certain.
 
-        Much like what models write, though no tokenizer promises to split so. O(text * longest token).
+        Those are the same however the text goes on: no token has all the rest of the text and more. None is where a
+        text can become one that no tokens make. O(text * longest token).
         """
-        if text and not self._ids:
-            allowed = reversed(read_row(self.open))  # of equal ones the first stays
-            self._ids = {self._tokens[i]: i for i in allowed}
-            self._longest = max(map(len, self._ids), default=0)
-        tokens: list[int] = []
-        start = 0
-        while start < len(text) and len(tokens) < most:
+        if self._spelling is None:
+            self._spelling = _Spelling(self._tokens, read_row(self.open))
+        return self._spelling.written(text)
+
+
+class _Spelling:
+    """Texts as tokens."""
+
+    def __init__(self, tokens: Sequence[bytes], allowed: list[int]) -> None:
+        self._ids = {tokens[i]: i for i in reversed(allowed)}  # of equal ones the first
+        self._sorted = sorted(self._ids)
+        self._longest = max(map(len, self._sorted), default=0)
+        self._bytewise = all(bytes([byte]) in self._ids for byte in set(b"".join(self._sorted)))
+
+    def written(self, text: bytes) -> tuple[tuple[int, ...], int]:
+        written: list[int] = []
+        certain, start = None, 0
+        while start < len(text):
+            if certain is None and (not self._bytewise or self._goes_on(text[start:])):
+                certain = len(written)
             for stop in range(min(start + self._longest, len(text)), start, -1):
                 if (token := self._ids.get(text[start:stop])) is not None:
                     break
             else:
                 break
-            tokens.append(token)
+            written.append(token)
             start = stop
-        return tuple(tokens)
+        return tuple(written), len(written) if certain is None else certain
+
+    def _goes_on(self, rest: bytes) -> bool:
+        """Whether a token has all of this and more."""
+        after = bisect_right(self._sorted, rest) if len(rest) < self._longest else len(self._sorted)
+        return after < len(self._sorted) and self._sorted[after].startswith(rest)
 
 
 _WORDS: WeakKeyDictionary[Vocabulary, Words] = WeakKeyDictionary()
