@@ -13,12 +13,10 @@ CASES = {
     for case in json.loads((Path(__file__).parents[2] / "data/schema_cases.json").read_text(encoding="utf-8"))
 }
 REFUSED = {identity for identity, case in CASES.items() if case["must_refuse"]}
-UNSUPPORTED = {"S38f": "look-ahead"}
-"""May be refused: what they ask for, and is not taken."""
 LEFT_OVER = {"S49": ["contains"]}
 
 
-@pytest.mark.parametrize("identity", sorted(CASES.keys() - REFUSED - UNSUPPORTED.keys()))
+@pytest.mark.parametrize("identity", sorted(CASES.keys() - REFUSED))
 def test_what_can_be_served_is_normalised(identity):
     case = CASES[identity]
     draft = 7 if "draft-07" in json.dumps(case["schema"]) else 2020
@@ -42,13 +40,6 @@ def test_what_must_be_refused_is(identity):
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize("identity", sorted(UNSUPPORTED))
-def test_what_is_not_supported_is_refused_by_name(identity):
-    with pytest.raises(SchemaError, match=UNSUPPORTED[identity]) as caught:
-        normalise(json.dumps(CASES[identity]["schema"]))
-    assert (caught.value.pointer, caught.value.keyword) == ("#/pattern", "pattern")
-
-
 def test_the_figures_of_the_set():
     assert (len(CASES), len(REFUSED)) == (58, 15)
-    assert len(CASES.keys() - REFUSED - UNSUPPORTED.keys() - LEFT_OVER.keys()) == 41
+    assert len(CASES.keys() - REFUSED - LEFT_OVER.keys()) == 42
