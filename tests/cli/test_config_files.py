@@ -541,6 +541,9 @@ def test_a_value_stays_on_its_line(folder: Path) -> None:
 # --- dry run --------------------------------------------------------------------------------------------------------
 
 
+GRAMMARS = ("llguidance", "outlines", "xgrammar")
+
+
 def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     from rtk.serve.tokenizer import Tokenizer
 
@@ -558,10 +561,7 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
         f"schedule: fcfs of {version.distribution} {version.version}",
         f"attention: torch of {version.distribution} {version.version}",
-        *(
-            f"grammar: {name} of {version.distribution} {version.version}"
-            for name in ("llguidance", "outlines", "xgrammar")
-        ),
+        *(f"grammar: {name} of {version.distribution} {version.version}" for name in GRAMMARS),
         "address: http://127.0.0.1:0 (any free port)",
         f"model.path = {model}  # flag --model",
         "model.device = cpu  # flag --device",

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from rtk.grammar.unique_keys import UniqueKeys
 from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, read_row, write_row
 
 Row = NDArray[np.int32]
@@ -31,7 +32,7 @@ class Constraint:
     """
 
     __slots__ = (
-        *("_marker", "_open", "_seen", "_stops", "_vocabulary", "_words"),
+        *("_keys", "_marker", "_open", "_seen", "_stops", "_vocabulary", "_words"),
         *("ahead", "backend", "drafts", "matcher", "name", "stale", "state"),
     )
 
@@ -44,10 +45,12 @@ class Constraint:
         *,
         stops: Set[int],
         after: bytes = b"",
+        keys: UniqueKeys | None = None,
     ) -> None:
         """`matcher` becomes its own; `name` is the backend's. `stops`: every token that ends this request's text.
 
-        `after`: the text ends its thinking with these bytes, and the answer begins; empty: it begins at once.
+        `after`: the text ends its thinking with these bytes, and the answer begins; empty: it begins at once. `keys`:
+        at the start of the answer, where no object of it may have a key twice.
         """
         self.matcher = matcher
         self.backend = backend
@@ -56,6 +59,7 @@ class Constraint:
         self._stops = frozenset(token for token in stops if token < len(vocabulary.tokens))
         self._words = words_of(vocabulary)
         self._open = self._words.without(self._stops)
+        self._keys = keys
         self._marker = self._words.marker(after) if after else None
         self._seen = 0  # bytes of the marker
         self.stale = True
@@ -86,6 +90,8 @@ class Constraint:
             return accepted
         if self._marker is None:
             accepted = self.matcher.accept(token) is True
+            if accepted and self._keys is not None:
+                self._keys.advance(token)
         else:
             accepted = self._think(self._vocabulary.tokens[token])
         self.stale |= accepted
@@ -114,6 +120,10 @@ class Constraint:
         else:
             may_end = any(row[end // WORD] >> end % WORD & 1 for end in self._vocabulary.ends)
             row &= self._open
+            if self._keys is not None:
+                clear = np.zeros_like(row)
+                _set(clear, set(self._keys.forbidden().tolist()))
+                row &= ~clear
             goes_on = row.any()
             self.state = ("complete" if goes_on else "ended") if may_end else "open" if goes_on else "dead"
             if may_end:
@@ -172,6 +182,7 @@ class Constraint:
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         other.matcher = self.matcher.fork()
+        other._keys = self._keys and self._keys.fork()
         return other
 
 

@@ -14,6 +14,7 @@ from rtk.errors import RequestError, one_line
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
 from rtk.grammar.constraint import Constraint
 from rtk.grammar.process import Job, Setup
+from rtk.grammar.unique_keys import KeyIndex, UniqueKeys
 from rtk.grammar.workers import Compiled, Done, Failed, Order, Outcome, Problem, Workers
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import GrammarBackend, Matcher, Vocabulary
@@ -103,6 +104,7 @@ class GrammarManager:
         """Who may be asked for; built here too, to judge and to fill masks."""
         self.vocabulary = vocabulary
         """Which all matchers are over."""
+        self._index = KeyIndex(vocabulary)
         self._settings = settings
         self._wake = wake
         self._pool = pool(self._finished)
@@ -148,7 +150,8 @@ class GrammarManager:
     def constraint(self, wanted: GrammarOrder, matcher: Matcher, stops: Set[int]) -> Constraint:
         """The state of a request's grammar, with a matcher that becomes its own."""
         backend, vocabulary = self.backends[wanted.backend], self.vocabulary
-        return Constraint(matcher, backend, wanted.backend, vocabulary, stops=stops, after=wanted.after)
+        keys = UniqueKeys(self._index) if wanted.unique_keys else None
+        return Constraint(matcher, backend, wanted.backend, vocabulary, stops=stops, after=wanted.after, keys=keys)
 
     def abort(self, rid: str) -> None:
         """The request waits no more; with the last one that does, the work on its grammar ends."""
