@@ -186,13 +186,13 @@ def start_judges(config: Config, grammars: GrammarManager | None) -> Judges | No
 
 @contextmanager
 def _optional(config: Config, instead: str) -> Iterator[None]:
-    """What was not asked for by name does not keep an engine from starting."""
+    """What was not asked for by name does not keep an engine from starting; a request that needs it is told."""
     try:
         yield
     except RtkError as error:
         if config.grammar.backend != "auto":
             raise
-        log.warning("%s; %s", error, instead)
+        log.info("%s; %s", error, instead)
 
 
 def _scheduler(
