@@ -433,7 +433,7 @@ def test_other_package_versions_are_refused(served: list[Any]) -> None:
     lock.write_text(text.replace(version[0], '"pydantic" = "1.0"\n"rtk-gone" = "2.0"'))
     assert rtk("serve", "--locked", "--config", "rtk.toml")[2] == [
         f"error: rtk.lock.toml:5: pydantic 1.0 is locked, {version[1]} is in use",
-        "error: rtk.lock.toml:6: rtk-gone 2.0 is locked, none is in use",
+        "error: rtk.lock.toml:6: rtk-gone 2.0 is locked, and is neither chosen nor required here",
     ]
     lock.write_text(text.replace(version[0], ""))
     assert rtk("serve", "--locked", "--config", "rtk.toml")[2] == [

@@ -169,6 +169,7 @@ def test_keys_of_yaml_are_texts(key: str) -> None:
         ("a: " + "[" * 150 + "]" * 150, 1, "is nested too deeply"),
         ("a: 1\nb: [s3cret\n", 3, "is not valid YAML: "),
         ("a: 1\n b: 2\n", 2, "is not valid YAML: "),
+        ("a: [1\nb: 2", 2, "is not valid YAML: expected ',' or ']', but got ':'"),
         ("a: %s3cret\n", 1, "is not valid YAML: "),
         ("a: 'b\n", 2, "is not valid YAML: "),
         ("a: 1\nb: \x01s3cret\n", 2, "is not valid YAML: it holds characters that YAML does not allow"),
