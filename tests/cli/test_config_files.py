@@ -389,12 +389,15 @@ def test_anything_else_is_refused(served: list[Any], monkeypatch: pytest.MonkeyP
     lines = Path("rtk.lock.toml").read_text().splitlines()
     line = {text.partition(" = ")[0].strip('"'): number for number, text in enumerate(lines, 1)}
     monkeypatch.setenv("RTK_SCHEDULE__MAX_QUEUE", "9")
+    monkeypatch.setenv("RTK_SCHEDULE__RETRACTION", "priority")
     code, out, err = rtk("serve", "--locked", "--config", "rtk.toml", "--page-size", "4", "--eviction", "lru")
     assert (code, out, served) == (1, [], [])
     assert err == [
         f"error: rtk.lock.toml:{line['cache.page_size']}: cache.page_size = 1 is locked, not 4 (flag --page-size)",
         f'error: rtk.lock.toml:{line["eviction.policy"]}: eviction.policy = "slru" is locked, '
         'not "lru" (flag --eviction)',
+        f'error: rtk.lock.toml:{line["schedule.retraction"]}: schedule.retraction = "length" is locked, '
+        'not "priority" (variable RTK_SCHEDULE__RETRACTION)',
         f'error: rtk.lock.toml:{line["schedule.max_queue"]}: schedule.max_queue = "null" is locked, '
         "not 9 (variable RTK_SCHEDULE__MAX_QUEUE)",
     ]

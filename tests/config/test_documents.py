@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rtk.config.document import Document, FileError
+from rtk.config.document import Document, FileError, without_quotes
 from rtk.config.toml_file import read_toml
 from rtk.config.written import as_toml
 from rtk.config.yaml_file import read_yaml
@@ -181,6 +181,19 @@ def test_what_yaml_cannot_be_read(text: str, line: int | None, reason: str) -> N
     assert str(caught.value).startswith(reason)
     assert caught.value.line == line
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("expected ',' or ']', but got '<scalar>'", "expected ',' or ']', but got '<scalar>'"),
+        ("found 's3cret' and \"s3cret\", then ':'", "found … and …, then ':'"),
+        (r"found 'it\'s \"s3cret' there", "found … there"),
+        ('found \'\' or "<s3cret>" or "\'"', 'found … or … or "\'"'),
+    ],
+)
+def test_what_a_parser_quotes_of_a_file_is_not_told(reason: str, shown: str) -> None:
+    assert without_quotes(reason) == shown
 
 
 @pytest.mark.parametrize(
