@@ -186,13 +186,16 @@ def start_judges(config: Config, grammars: GrammarManager | None) -> Judges | No
 
 @contextmanager
 def _optional(config: Config, instead: str) -> Iterator[None]:
-    """What was not asked for by name does not keep an engine from starting; a request that needs it is told."""
+    """What was not asked for by name does not keep an engine from starting.
+
+    A plugin that is broken is a warning; a model that there are no grammars for is not, and requests are told.
+    """
     try:
         yield
     except RtkError as error:
         if config.grammar.backend != "auto":
             raise
-        log.info("%s; %s", error, instead)
+        log.log(logging.WARNING if isinstance(error, PluginError) else logging.INFO, "%s; %s", error, instead)
 
 
 def _scheduler(
