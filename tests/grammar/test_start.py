@@ -74,7 +74,8 @@ def test_a_tokenizer_whose_bytes_are_not_known_does_the_same(start, caplog):
     assert start(CHOICES, tokenizer=plain) is None
     assert (caplog.records[-1].levelname, caplog.records[-1].message) == (
         "INFO",
-        "the bytes of this model's tokens are not known: its tokenizer's decoder is none; there is no structured output",
+        "the bytes of this model's tokens are not known: its tokenizer's decoder is none; "
+        "there is no structured output",
     )
     with pytest.raises(ModelError):
         start(CHOICES, backend="choices", tokenizer=plain)

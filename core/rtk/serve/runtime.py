@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from rtk.config.models import Config
-from rtk.errors import RtkError
+from rtk.errors import PluginError, RtkError
 from rtk.grammar.judges import Judges
 from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
