@@ -10,6 +10,7 @@ import sys
 
 from rtk.grammar.process import WARM, Setup
 from rtk.plugin import Options, Plugin, Vocabulary
+from rtk.plugin.grammar import Judgement
 from rtk.plugin.registry import Origin, Registered
 from rtk.plugin.testing.toys import ChoiceMatcher, Choices
 
@@ -22,7 +23,11 @@ def entry(target, name="toy"):
     return Registered(plugin, Origin(name, f"rtk-grammar-{name}", "0.1")), Options()
 
 
-BACKENDS = {"toy": entry("grammar_toys:Toy"), "broken": entry("grammar_toys:nothing", "broken")}
+BACKENDS = {
+    "toy": entry("grammar_toys:Toy"),
+    "broken": entry("grammar_toys:nothing", "broken"),
+    "judging": entry("grammar_toys:Judging", "judging"),
+}
 
 
 def setups():
@@ -159,6 +164,16 @@ class Toy(Choices):
 
     def unpackable(self):
         return Unpackable((b"",), WORDS)
+
+
+class Judging(Toy):
+    """Does what a spec says when it judges."""
+
+    def judge(self, spec):
+        (text,) = json.loads(spec.text)
+        act, *args = json.loads(text)
+        getattr(self, act)(*args)
+        return Judgement.narrowed(f"judged by {os.getpid()}")
 
 
 class Unpackable(ChoiceMatcher):

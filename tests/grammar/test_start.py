@@ -70,9 +70,12 @@ def test_one_that_cannot_be_built_refuses_the_start_where_it_is_named_and_is_lef
 
 def test_a_tokenizer_whose_bytes_are_not_known_does_the_same(start, caplog):
     plain = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")))
+    caplog.set_level("INFO")
     assert start(CHOICES, tokenizer=plain) is None
-    assert caplog.records[-1].message == (
-        "the bytes of this model's tokens are not known: its tokenizer's decoder is none; there is no structured output"
+    assert (caplog.records[-1].levelname, caplog.records[-1].message) == (
+        "INFO",
+        "the bytes of this model's tokens are not known: its tokenizer's decoder is none; "
+        "there is no structured output",
     )
     with pytest.raises(ModelError):
         start(CHOICES, backend="choices", tokenizer=plain)

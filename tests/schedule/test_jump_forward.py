@@ -108,16 +108,37 @@ def test_a_guess_that_the_model_does_not_share_costs_nothing_but_its_place():
     books_are_closed(h)
 
 
-def test_without_slots_to_spare_nothing_is_guessed():
-    answers = []
-    for pool in (512, 48):
-        h = harness(prefers(*b"{}17"), pool_tokens=pool)
-        h.add("a", range(10), constraint=shaped(text("{" + "1" * 30 + "}")), max_new_tokens=33)
-        h.run()
-        answers.append(h.tokens["a"])
-        assert (h.stat("jump_forward_tokens") > 25) == (pool == 512) or h.stat("steps") < 33
-        books_are_closed(h)
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize("page", [1, 4])
+def test_guesses_take_no_slot_that_somebody_needs_in_the_step_after(page, monkeypatch):
+    h = harness(prefers(*b"{}17"), page_size=page, pool_tokens=64, conservativeness=0.02)
+    running, short = h.scheduler._running, 0
+    reach = running.reach
+
+    def noted(request, stop):
+        nonlocal short
+        guesses = stop - request.planned_len
+        reach(request, stop)
+        left = h.scheduler._pools.allocator.free + h.scheduler._pools.cache.evictable
+        assert not guesses or left >= page * len(running.decoding()) or stop <= capacity_before[request.rid]
+        short += guesses < min(len(request.constraint.drafts), request.left - 1)
+
+    grow = running.grow
+    capacity_before = {}
+
+    def grown(rows):
+        failed = grow(rows)
+        capacity_before.update({r.rid: r.capacity for r in rows})
+        return failed
+
+    monkeypatch.setattr(running, "reach", noted)
+    monkeypatch.setattr(running, "grow", grown)
+    shape = text("{" + "1" * 20 + "}")
+    for i in range(4):
+        h.add(f"{i}", range(i, i + 3), constraint=shaped(shape), max_new_tokens=30)
+    h.run()
+    assert h.tokens == {f"{i}": alone(prefers(*b"{}17"), range(i, i + 3), shaped(shape), 30) for i in range(4)}
+    assert short and h.stat("jump_forward_tokens") > 20
+    books_are_closed(h)
 
 
 def test_an_end_token_is_taken_right_behind_guesses():

@@ -13,8 +13,6 @@ import msgspec
 from rtk.grammar.process import STATUS, Answer
 from rtk.observe.wire import HEADER
 
-COMMAND = (sys.executable, "-P", "-c", "from rtk.grammar.process import main; main()")
-
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Libraries that compute start no threads, which would be lost in a fork."""
 
@@ -26,12 +24,15 @@ class GoneError(Exception):
 class Process:
     """The engine's end of a process, and of the fork that serves. Belongs to one thread, but for `stop` and `kill`."""
 
-    def __init__(self, hello: bytes) -> None:
-        """Starts it. Raises `OSError` where the system has no more."""
+    def __init__(self, hello: bytes, module: str = "rtk.grammar.process") -> None:
+        """Starts it, at the `main` of a module. Raises `OSError` where the system has no more."""
         path = os.pathsep.join(filter(None, sys.path))  # it must find what this process found
         self._mark = os.urandom(16)
         self._process = subprocess.Popen(
-            (*COMMAND, str(os.getpid()), self._mark.hex()),
+            (
+                *(sys.executable, "-P", "-c", f"from {module} import main; main()"),
+                *(str(os.getpid()), self._mark.hex()),
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
@@ -61,7 +62,11 @@ class Process:
         self._unsent += HEADER.pack(len(frame)) + frame
 
     def answer(self, limit_s: float) -> Answer:
-        """Its next answer. Raises `TimeoutError`, after which it can be asked again, or `GoneError`."""
+        """What it says next of its jobs; see `reply`."""
+        return msgspec.msgpack.decode(self.reply(limit_s), type=Answer)
+
+    def reply(self, limit_s: float) -> bytes:
+        """Its next frame. Raises `TimeoutError`, after which it can be asked again, or `GoneError`."""
         end = time.monotonic() + limit_s
         while (frame := self._frame()) is None:
             poll = select.poll()
@@ -79,7 +84,7 @@ class Process:
             except OSError as error:
                 self.alive = False
                 raise GoneError("no more") from error
-        return msgspec.msgpack.decode(frame, type=Answer)
+        return frame
 
     def _read(self) -> None:
         data = os.read(self._out, 1 << 20)
@@ -109,6 +114,11 @@ class Process:
     def stop(self) -> None:
         """End the fork that serves, whatever it does; from any thread."""
         self._process.send_signal(signal.SIGUSR1)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """End it, whatever it does; from any thread."""

@@ -85,7 +85,7 @@ def main() -> None:
             os.kill(pid, signal.SIGKILL)
 
     signal.signal(signal.SIGUSR1, stop)
-    _die_with(engine)
+    die_with(engine)
     out = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes where the server's log goes
     os.nice(NICE)
@@ -100,7 +100,7 @@ def main() -> None:
     while status != GONE:
         parent = os.getpid()
         if not (pid := os.fork()):
-            _die_with(parent)
+            die_with(parent)
             serve(setup, built, out)
         serving.append(pid)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -170,8 +170,7 @@ def warm_up(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
 
 def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
     """One job, within its memory. What it raises becomes an answer."""
-    if size := _address_space():
-        _limit("RLIMIT_AS", size + setup.memory_bytes)
+    keep_within(setup.memory_bytes)
     try:
         matcher = backend.compile(Spec(job.kind, job.text, job.whitespace), setup.vocabulary)
         if not isinstance(matcher, Matcher):
@@ -193,7 +192,13 @@ def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
         _limit("RLIMIT_AS", None)
 
 
-def _die_with(engine: int) -> None:
+def keep_within(memory_bytes: int) -> None:
+    """Take no more memory than so much beyond what is taken."""
+    if size := _address_space():
+        _limit("RLIMIT_AS", size + memory_bytes)
+
+
+def die_with(engine: int) -> None:
     """Have the kernel end this process with the thread that started it, where it can."""
     if sys.platform == "linux":
         import ctypes

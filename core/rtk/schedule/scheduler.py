@@ -431,7 +431,7 @@ class Scheduler:
 
     def _finish(self, request: Request, token: int) -> Finish | None:
         """The stop rules, after `token`: stop tokens, stop strings, length."""
-        enough = len(request.output) >= request.params.min_new_tokens or request.constraint is not None
+        enough = len(request.output) >= request.params.min_new_tokens
         stop_string = request.match_stop(token) if request.match_stop else None
         if enough and token in request.stop_token_ids:
             return Finish(reason="stop", matched=token)

@@ -15,12 +15,12 @@ PLACE = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
 """What its errors begin with."""
 
 
-def _compiler(vocabulary: Vocabulary) -> tuple[xgrammar.TokenizerInfo, xgrammar.GrammarCompiler]:
+def _compiler(vocabulary: Vocabulary) -> xgrammar.GrammarCompiler:
     tokens = [b"" if i in vocabulary.ends else token for i, token in enumerate(vocabulary.tokens)]
     info = xgrammar.TokenizerInfo(
         tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=sorted(vocabulary.ends)
     )
-    return info, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
 _compilers = PerVocabulary(_compiler)
@@ -28,26 +28,30 @@ _compilers = PerVocabulary(_compiler)
 
 def compiled(rules: Rules, vocabulary: Vocabulary) -> "XGrammarMatcher":
     """A matcher at the start. Raises `ValueError`."""
+    return _started(ebnf(rules), vocabulary)
+
+
+def _started(text: str, vocabulary: Vocabulary) -> "XGrammarMatcher":
     try:
-        return XGrammarMatcher(_compilers(vocabulary)[1].compile_grammar(ebnf(rules)), vocabulary)
+        grammar = _compilers(vocabulary).compile_grammar(text)
     except RuntimeError as error:
         raise ValueError(f"xgrammar cannot compile it: {one_line(PLACE.sub('', str(error)))}") from None
+    return XGrammarMatcher(text, vocabulary, xgrammar.GrammarMatcher(grammar))
 
 
 class XGrammarMatcher(TokenMatcher):
-    """Forks share what was compiled."""
+    """Forks share what was compiled.
 
-    def __init__(
-        self,
-        grammar: xgrammar.CompiledGrammar,
-        vocabulary: Vocabulary,
-        matcher: xgrammar.GrammarMatcher | None = None,
-    ) -> None:
+    Pickles as the text of the grammar. What was compiled has up to some 20 MB as JSON: to write and read that can take
+    three times as long as to compile it again, which blocks no other thread.
+    """
+
+    def __init__(self, text: str, vocabulary: Vocabulary, matcher: xgrammar.GrammarMatcher) -> None:
         super().__init__(vocabulary)
-        self._grammar = grammar
+        self._text = text
+        self._matcher = matcher
         self._tail = (1 << len(vocabulary.tokens) % WORD) - 1
         """The bits of the last word that stand for tokens; none where all do. It sets the others too."""
-        self._matcher = xgrammar.GrammarMatcher(grammar) if matcher is None else matcher
 
     def complete(self) -> bool:
         return bool(self._matcher.is_completed())
@@ -59,7 +63,7 @@ class XGrammarMatcher(TokenMatcher):
         self._matcher.rollback(count)
 
     def fork(self) -> "XGrammarMatcher":
-        return self.with_past_of(XGrammarMatcher(self._grammar, self.vocabulary, self._matcher.fork()))
+        return self.with_past_of(XGrammarMatcher(self._text, self.vocabulary, self._matcher.fork()))
 
     def forced(self) -> bytes:
         return b"" if self.ended else self._matcher.find_jump_forward_string().encode()
@@ -70,9 +74,8 @@ class XGrammarMatcher(TokenMatcher):
             mask[row, -1] &= self._tail
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _sent, (self._grammar.serialize_json(), self.vocabulary, self.past)
+        return _sent, (self._text, self.vocabulary, self.past)
 
 
-def _sent(grammar: str, vocabulary: Vocabulary, past: list[int]) -> XGrammarMatcher:
-    info = _compilers(vocabulary)[0]
-    return again(XGrammarMatcher(xgrammar.CompiledGrammar.deserialize_json(grammar, info), vocabulary), past)
+def _sent(text: str, vocabulary: Vocabulary, past: list[int]) -> XGrammarMatcher:
+    return again(_started(text, vocabulary), past)
