@@ -5,6 +5,7 @@ bug keeps its traceback.
 """
 
 import logging
+import re
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,23 @@ class Rtk(TyperGroup):
             for problem in error.problems if isinstance(error, ConfigError) else (error,):
                 typer.echo(f"error: {problem}", err=True)
             raise typer.Exit(1) from error
+        except ModuleNotFoundError as error:
+            if error.name not in _needed():
+                raise
+            typer.echo(
+                f"error: {error.name} is not installed, and this command needs it; pip install '{DISTRIBUTION}'",
+                err=True,
+            )
+            raise typer.Exit(1) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(130) from interrupt
+
+
+def _needed() -> set[str]:
+    """The packages that rtk needs; an environment that only checks files has a few of them."""
+    from importlib.metadata import requires
+
+    return {re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in requires(DISTRIBUTION) or () if "extra ==" not in one}
 
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ nothing in.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from rtk.errors import RtkError
 
 if TYPE_CHECKING:
+    from _pytest._code.code import TerminalRepr, Traceback, TracebackStyle
+
     from rtk.plugin.registry import Registered
     from rtk.plugin.testing import Check
 
@@ -109,6 +112,28 @@ class _CheckItem(pytest.Item):
         except NotApplicable as reason:
             pytest.skip(str(reason))
 
+    def repr_failure(
+        self, excinfo: pytest.ExceptionInfo[BaseException], style: TracebackStyle | None = None
+    ) -> str | TerminalRepr:
+        """Without the frames of what runs the check, which say nothing of the plugin. `--full-trace` has all."""
+        asked = style or self.config.getoption("tbstyle")
+        if self.config.getoption("fulltrace"):
+            return super().repr_failure(excinfo, style)
+        return excinfo.getrepr(
+            style="short" if asked == "auto" else asked,
+            showlocals=self.config.getoption("showlocals"),
+            tbfilter=_of_the_check,
+        )
+
     def reportinfo(self) -> tuple[str, int | None, str]:
         """Stands for the line of source: the plugin's origin."""
         return self.path.as_posix(), None, f"{self.entry.label}: {self.check.name}"
+
+
+def _of_the_check(excinfo: pytest.ExceptionInfo[BaseException]) -> Traceback:
+    """The frames of a check, and of the plugin that it looks at."""
+    import hypothesis
+
+    here, search = Path(__file__), Path(hypothesis.__file__).parent
+    frames = excinfo.traceback.cut(path=here)
+    return frames.filter(lambda frame: here != frame.path and search not in Path(frame.path).parents) or frames

@@ -83,7 +83,7 @@ def test_check_prints_problems_in_the_order_of_the_lines_and_exits_with_1() -> N
     assert (code, err) == (1, [])
     assert out[0] == "rtk.toml:2: serve.port = 70000: must be an integer from 0 to 65535"
     assert out[1] == "rtk.toml:4: unknown key 'cache.page_sise'; did you mean cache.page_size?"
-    assert out[2].startswith("rtk.toml:6: eviction.policy = 'slur': unknown eviction plugin 'slur'; installed: fifo, ")
+    assert out[2].startswith("rtk.toml:6: eviction.policy = 'slur': unknown eviction plugin 'slur'; installed: ")
     assert out[2].endswith("; did you mean 'slru'?")
     assert len(out) == 3
 
@@ -389,12 +389,15 @@ def test_anything_else_is_refused(served: list[Any], monkeypatch: pytest.MonkeyP
     lines = Path("rtk.lock.toml").read_text().splitlines()
     line = {text.partition(" = ")[0].strip('"'): number for number, text in enumerate(lines, 1)}
     monkeypatch.setenv("RTK_SCHEDULE__MAX_QUEUE", "9")
+    monkeypatch.setenv("RTK_SCHEDULE__RETRACTION", "priority")
     code, out, err = rtk("serve", "--locked", "--config", "rtk.toml", "--page-size", "4", "--eviction", "lru")
     assert (code, out, served) == (1, [], [])
     assert err == [
         f"error: rtk.lock.toml:{line['cache.page_size']}: cache.page_size = 1 is locked, not 4 (flag --page-size)",
         f'error: rtk.lock.toml:{line["eviction.policy"]}: eviction.policy = "slru" is locked, '
         'not "lru" (flag --eviction)',
+        f'error: rtk.lock.toml:{line["schedule.retraction"]}: schedule.retraction = "length" is locked, '
+        'not "priority" (variable RTK_SCHEDULE__RETRACTION)',
         f'error: rtk.lock.toml:{line["schedule.max_queue"]}: schedule.max_queue = "null" is locked, '
         "not 9 (variable RTK_SCHEDULE__MAX_QUEUE)",
     ]
@@ -433,7 +436,7 @@ def test_other_package_versions_are_refused(served: list[Any]) -> None:
     lock.write_text(text.replace(version[0], '"pydantic" = "1.0"\n"rtk-gone" = "2.0"'))
     assert rtk("serve", "--locked", "--config", "rtk.toml")[2] == [
         f"error: rtk.lock.toml:5: pydantic 1.0 is locked, {version[1]} is in use",
-        "error: rtk.lock.toml:6: rtk-gone 2.0 is locked, none is in use",
+        "error: rtk.lock.toml:6: rtk-gone 2.0 is locked, and is neither chosen nor required here",
     ]
     lock.write_text(text.replace(version[0], ""))
     assert rtk("serve", "--locked", "--config", "rtk.toml")[2] == [
@@ -541,6 +544,9 @@ def test_a_value_stays_on_its_line(folder: Path) -> None:
 # --- dry run --------------------------------------------------------------------------------------------------------
 
 
+GRAMMARS = ("llguidance", "outlines", "xgrammar")
+
+
 def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     from rtk.serve.tokenizer import Tokenizer
 
@@ -558,10 +564,7 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
         f"schedule: fcfs of {version.distribution} {version.version}",
         f"attention: torch of {version.distribution} {version.version}",
-        *(
-            f"grammar: {name} of {version.distribution} {version.version}"
-            for name in ("llguidance", "outlines", "xgrammar")
-        ),
+        *(f"grammar: {name} of {version.distribution} {version.version}" for name in GRAMMARS),
         "address: http://127.0.0.1:0 (any free port)",
         f"model.path = {model}  # flag --model",
         "model.device = cpu  # flag --device",

@@ -66,6 +66,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     def bug() -> None:
         raise ZeroDivisionError
 
+    @app.command()
+    def lacking(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
     return app
 
 
@@ -99,6 +103,14 @@ def test_an_expected_failure_is_one_line_and_code_1(failing: typer.Typer) -> Non
     result = CliRunner().invoke(failing, ["expected"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: no model 'x'; see 'rtk model list'\n"
+
+
+def test_a_package_that_rtk_needs_and_is_not_there_is_one_line(failing: typer.Typer) -> None:
+    result = CliRunner().invoke(failing, ["lacking", "torch"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: torch is not installed, and this command needs it; pip install 'rtk-inference'\n"
+    for bug in ("torch.no_such_module", "pytest", "nobody_s"):
+        assert isinstance(CliRunner().invoke(failing, ["lacking", bug]).exception, ModuleNotFoundError)
 
 
 def test_what_a_message_quotes_cannot_pass_for_another() -> None:

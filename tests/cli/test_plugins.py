@@ -196,7 +196,7 @@ def test_the_doctor_says_what_fails_and_goes_on(monkeypatch: pytest.MonkeyPatch)
     failed = [line.removeprefix("failed: ") for line in lines[5:]]
     assert failed[0] == f"{who.format(0)}: keys are stable: key() answers differently when asked again"
     assert f"{who.format(1)}: keys are stable: SystemExit: [gone] and more" in failed
-    assert failed[-1].startswith(f"{who.format(2)}: {who.format(2)} cannot be built: ModuleNotFoundError: ")
+    assert failed[-1].startswith(f"{who.format(2)}: cannot be built: ModuleNotFoundError: ")
 
 
 class Untidy(EvictionPolicy):

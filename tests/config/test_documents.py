@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rtk.config.document import Document, FileError
+from rtk.config.document import Document, FileError, without_quotes
 from rtk.config.toml_file import read_toml
 from rtk.config.written import as_toml
 from rtk.config.yaml_file import read_yaml
@@ -169,6 +169,7 @@ def test_keys_of_yaml_are_texts(key: str) -> None:
         ("a: " + "[" * 150 + "]" * 150, 1, "is nested too deeply"),
         ("a: 1\nb: [s3cret\n", 3, "is not valid YAML: "),
         ("a: 1\n b: 2\n", 2, "is not valid YAML: "),
+        ("a: [1\nb: 2", 2, "is not valid YAML: expected ',' or ']', but got ':'"),
         ("a: %s3cret\n", 1, "is not valid YAML: "),
         ("a: 'b\n", 2, "is not valid YAML: "),
         ("a: 1\nb: \x01s3cret\n", 2, "is not valid YAML: it holds characters that YAML does not allow"),
@@ -180,6 +181,19 @@ def test_what_yaml_cannot_be_read(text: str, line: int | None, reason: str) -> N
     assert str(caught.value).startswith(reason)
     assert caught.value.line == line
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("expected ',' or ']', but got '<scalar>'", "expected ',' or ']', but got '<scalar>'"),
+        ("found 's3cret' and \"s3cret\", then ':'", "found … and …, then ':'"),
+        (r"found 'it\'s \"s3cret' there", "found … there"),
+        ('found \'\' or "<s3cret>" or "\'"', 'found … or … or "\'"'),
+    ],
+)
+def test_what_a_parser_quotes_of_a_file_is_not_told(reason: str, shown: str) -> None:
+    assert without_quotes(reason) == shown
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,8 @@ def test_every_problem_is_told_at_once_with_file_and_line(write: Write) -> None:
         ("cache: {page_size: [16]}", "cache.page_size = [16]: must be an integer from 1 to 2147483647"),
         ("cache: {page_size: null}", "cache.page_size = null: must be an integer from 1 to 2147483647"),
         ("cache: {disable: yes}", "cache.disable = 'yes': must be true or false"),
+        ("observe: {plugins: x}", "observe.plugins = 'x': must be a list"),
+        ("plugins: {require: [x]}", 'plugins.require = ["x"]: must be a mapping'),
         ("cache: {disable: 1}", "cache.disable = 1: must be true or false"),
         ("serve: {host: 1}", "serve.host = 1: must be text that is not empty"),
         ("model: {served_name: 12:30, path: 5}", "model.path = 5: must be text that is not empty"),

@@ -137,3 +137,4 @@ def test_sigterm_tells_who_still_waits_and_ends_cleanly(server):
     reader.join(20)
     assert problems == ["the engine shut down"]
     assert "Traceback" not in "".join(server.log)
+    assert "leaked" not in "".join(server.log)  # so say extension modules whose objects outlive the interpreter

@@ -10,6 +10,7 @@ import sys
 
 from rtk.grammar.process import WARM, Setup
 from rtk.plugin import Options, Plugin, Vocabulary
+from rtk.plugin.grammar import Judgement
 from rtk.plugin.registry import Origin, Registered
 from rtk.plugin.testing.toys import ChoiceMatcher, Choices
 
@@ -22,11 +23,15 @@ def entry(target, name="toy"):
     return Registered(plugin, Origin(name, f"rtk-grammar-{name}", "0.1")), Options()
 
 
-BACKENDS = {"toy": entry("grammar_toys:Toy"), "broken": entry("grammar_toys:nothing", "broken")}
+BACKENDS = {
+    "toy": entry("grammar_toys:Toy"),
+    "broken": entry("grammar_toys:nothing", "broken"),
+    "judging": entry("grammar_toys:Judging", "judging"),
+}
 
 
-def setup():
-    return Setup(BACKENDS, WORDS, memory_bytes=MEMORY, result_bytes=RESULT)
+def setups():
+    return {name: Setup(*one, WORDS, memory_bytes=MEMORY, result_bytes=RESULT) for name, one in BACKENDS.items()}
 
 
 def script(*act):
@@ -67,9 +72,15 @@ class Beacon:
 
     def out(self):
         """Waits until all that have lit it are gone."""
+        self._server.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._lit.append(self._server.accept()[0])
+        self._server.setblocking(True)
         while self._lit:
             with self._lit.pop() as one:
-                assert one.recv(20) == b""
+                while one.recv(20):
+                    pass
         return True
 
     def close(self):
@@ -153,6 +164,16 @@ class Toy(Choices):
 
     def unpackable(self):
         return Unpackable((b"",), WORDS)
+
+
+class Judging(Toy):
+    """Does what a spec says when it judges."""
+
+    def judge(self, spec):
+        (text,) = json.loads(spec.text)
+        act, *args = json.loads(text)
+        getattr(self, act)(*args)
+        return Judgement.narrowed(f"judged by {os.getpid()}")
 
 
 class Unpackable(ChoiceMatcher):

@@ -277,6 +277,20 @@ def test_any_object_will_do(serving):
     assert json.loads(response.json()["choices"][0]["text"]) == {"k": 1}
 
 
+@pytest.mark.parametrize("jumps", [True, False])
+def test_no_key_comes_twice(serving, jumps, monkeypatch):
+    wanted, instead = b'{"k":1,"k":2}', b'":2}'
+
+    def script(history):
+        said = bytes(token - FIRST for token in history[history.index(FIRST + ord("|")) + 1 :])
+        return FIRST + (wanted[len(said)] if wanted.startswith(said) else instead[len(said) - wanted.rindex(b'"') - 1])
+
+    serving.script = script
+    monkeypatch.setattr(serving.runtime._thread._scheduler._constraints, "_jump_forward", jumps)
+    answer = serving.engine.generate("x|", {"json_object": True, "grammar_verify": True, "max_new_tokens": 30})
+    assert (answer.text, answer.verified) == ('{"k":1,"k ":2}', True)
+
+
 def test_white_space_is_bounded_by_request_and_by_default(serving):
     serving.script = lambda history: FIRST + 32
     schema = {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 1}

@@ -70,9 +70,12 @@ def test_one_that_cannot_be_built_refuses_the_start_where_it_is_named_and_is_lef
 
 def test_a_tokenizer_whose_bytes_are_not_known_does_the_same(start, caplog):
     plain = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")))
+    caplog.set_level("INFO")
     assert start(CHOICES, tokenizer=plain) is None
-    assert caplog.records[-1].message == (
-        "the bytes of this model's tokens are not known: its tokenizer's decoder is none; there is no structured output"
+    assert (caplog.records[-1].levelname, caplog.records[-1].message) == (
+        "INFO",
+        "the bytes of this model's tokens are not known: its tokenizer's decoder is none; "
+        "there is no structured output",
     )
     with pytest.raises(ModelError):
         start(CHOICES, backend="choices", tokenizer=plain)
@@ -96,8 +99,9 @@ def test_every_limit_is_set_by_its_key(start):
     limits = {"workers": 3, "timeout_s": 1.5, "memory_bytes": 4, "cache_bytes": 5, "max_spec_bytes": 6, "max_queue": 7}
     assert manager._settings == GrammarSettings(**limits)
     pool = manager._pool
-    assert (pool._most, pool.limit_s, pool.setup.memory_bytes, pool.setup.result_bytes) == (3, 1.5, 4, 5)
-    assert [*pool.setup.backends] == ["choices"]
+    (setup,) = pool.setups.values()
+    assert (pool._most, pool.limit_s, setup.memory_bytes, setup.result_bytes) == (3, 1.5, 4, 5)
+    assert [*pool.setups] == ["choices"]
     assert not pool._threads  # nothing is started before it is needed
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from grammar_toys import MEMORY, RESULT, WORDS, Beacon, alive, script, setup
+from grammar_toys import MEMORY, RESULT, WORDS, Beacon, alive, script, setups
 
 from rtk.grammar.process import Job
 from rtk.grammar.workers import Compiled, Failed, Workers
@@ -25,7 +25,7 @@ class Pool:
         self.said = queue.SimpleQueue()
         self.threads = set()
         self.workers = Workers(
-            setup(), self.done, **{"processes": 1, "limit_s": 2 * WAIT_S, "quick_s": WAIT_S, **limits}
+            setups(), self.done, **{"processes": 1, "limit_s": 2 * WAIT_S, "quick_s": WAIT_S, **limits}
         )
 
     def done(self, order, outcome):
@@ -184,19 +184,20 @@ def test_close_ends_what_is_busy_and_what_is_idle(made, beacon):
     assert beacon.out()
     assert pool.said.empty()
     other = made()
-    idle = pid_of(other)
+    assert isinstance(other.one("light", beacon.port), Compiled)
+    beacon.lit()
     other.workers.close()
     other.workers.close()
-    assert not alive(idle)
+    assert beacon.out()
 
 
 PARENT = """
 import sys
-from grammar_toys import script, setup
+from grammar_toys import script, setups
 from rtk.grammar.process import Job
 from rtk.grammar.workers import Workers
 print("once", flush=True)
-workers = Workers(setup(), print, processes=2, limit_s=600, quick_s=600)
+workers = Workers(setups(), print, processes=2, limit_s=600, quick_s=600)
 for act in ("loop", "hold"):
     workers.submit(Job("toy", "choice", script(act, int(sys.argv[1])), 8))
 sys.stdin.read()

@@ -62,4 +62,5 @@ def test_a_model_is_served_under_both(workshop, examples, zoo):
         wanted = engine.generate("w1 w2 w3", {"max_new_tokens": 6, "temperature": 0}).text
     assert len(wanted.split()) == 6
     flags = ["--model", str(folder), "--pool-tokens", "64", "--eviction", "gdsf", "--schedule", "edf"]
+    flags += ["--grammar", "none"]  # which knows no such tokenizer
     assert workshop.run("rtk", "generate", "w1 w2 w3", "--raw", "--max-tokens", "6", *flags) == f"{wanted}\n"

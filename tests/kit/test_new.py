@@ -89,7 +89,7 @@ RULE = "write letters from a to z and digits, a letter first, with single dashes
         (
             "eviction",
             "LRU",
-            "eviction plugin 'lru' is rtk-inference 0.1.0 (entry point 'eviction-lru')'s; choose another name",
+            "eviction plugin 'lru' is there, of rtk-inference 0.1.0 (entry point 'eviction-lru'); choose another name",
         ),
     ],
 )

@@ -33,3 +33,6 @@ def test_the_tutorial_leads_to_a_policy(workshop, tmp_path):
     said = workshop.pytest("--deselect", "rtk-plugin[eviction:big]::the heap equals a full sort", cwd=package, code=1)
     assert "key() reads 'size', which is not in `facts`" in said
     assert re.search(r"FAILED .*rtk-plugin\[eviction:big\]::facts are declared", said)
+    assert "in facts_are_declared" in said and "/hypothesis/" not in said and "/_pytest/" not in said
+    said = workshop.pytest("-k", "facts", "--full-trace", cwd=package, code=1)
+    assert "/_pytest/" in said

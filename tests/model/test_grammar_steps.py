@@ -54,8 +54,7 @@ def answers(executor, page, overlap, **options):
     return h
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("kind", "page"), [("llama", 1), ("llama", 4), ("gemma2", 4)])
 def test_answers_are_the_same_with_and_without_guesses(executor_of, kind, page, loop):
     overlap = loop["overlap"]
     without = answers(executor_of(kind, 1, False), 1, False, jump_forward=False)

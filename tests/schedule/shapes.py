@@ -77,10 +77,12 @@ class ShapeMatcher(Matcher):
     def forced(self):
         places, out = self.past[-1], b""
         while (len(self.pieces), 0) not in places:
-            steps = {byte: after for byte in range(256) if (after := self.step(places, byte))}
-            if len(steps) != 1:
+            pieces = [(*self.pieces[p], c) for p, c in places if p < len(self.pieces)]
+            following = {byte for allowed, _, most, c in pieces if c < most for byte in allowed}
+            if len(following) != 1:
                 break
-            ((byte, places),) = steps.items()
+            (byte,) = following
+            places = self.step(places, byte)
             out += bytes([byte])
         return out
 
@@ -154,6 +156,7 @@ def alone(script, prompt, constraint, limit, stops=VOCABULARY.ends):
         if state.stale:
             state.backend.fill_batch([state.matcher], mask, [0])
             state.refine(mask[0])
+            state.look_ahead(mask[0])
         if state.state == "ended" or len(out) == limit:
             break
         allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little")[: len(VOCABULARY.tokens)] == 1

@@ -1,6 +1,7 @@
 """What `rtk serve` does before and around serving; the server itself is in the tests beside this one."""
 
 import asyncio
+import gc
 import signal
 import socket
 import subprocess
@@ -9,8 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from rtk.config.load import config_from
+from rtk.config.load import LoadedConfig, config_from
 from rtk.errors import ConfigError
+from rtk.serve import launch
 from rtk.serve.http import server as server_module
 from rtk.serve.http.server import Server
 from rtk.serve.launch import _exit, _listen
@@ -69,6 +71,20 @@ def test_a_signal_ends_the_process_once(number, error):
         signal.raise_signal(number)  # on the way out: nothing
     finally:
         signal.signal(number, before)
+
+
+def test_nothing_is_out_of_the_collectors_sight_when_the_process_ends(monkeypatch):
+    server, frozen = Mock(), []
+    server.run.side_effect = lambda **_: frozen.append(gc.get_freeze_count())
+    monkeypatch.setattr(launch, "start", Mock())
+    monkeypatch.setattr(launch, "_server", lambda *_: server)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        launch.serve(LoadedConfig(config_from({"serve.port": 0}), {}))
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert frozen[0] > 0 == gc.get_freeze_count()
 
 
 def test_a_second_interrupt_cuts_the_grace_short_and_a_third_forces(monkeypatch):

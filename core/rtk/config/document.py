@@ -76,4 +76,9 @@ class FileError(Exception):
 
 def without_quotes(reason: str) -> str:
     """A parser's message without what it quotes: that is the file's, if it is more than a character or a <token>."""
-    return re.sub(r"'(?!<)[^']{2,}'|\"[^\"]{2,}\"", "…", reason)
+
+    def said(quoted: re.Match[str]) -> str:
+        inside = quoted[0][1:-1]
+        return quoted[0] if len(inside) == 1 or (quoted[0][0] == "'" and inside.startswith("<")) else "…"
+
+    return re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", said, reason)

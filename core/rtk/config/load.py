@@ -226,7 +226,7 @@ def _explained(details: ErrorDetails, keys: KeyTable, given: Mapping[str, Given]
     one = given[key.path]
     rest = tuple(map(str, details["loc"][len(key.attributes) :]))
     if not (rest and isinstance(one.value, Mapping | list | tuple)) and SPOKEN_FOR.fullmatch(details["type"]):
-        reason = f"must be {key.allowed}"
+        reason = f"must be {_in_a_file(key.allowed) if one.in_file else key.allowed}"
     if rest and rest[:1] in one.inside:
         shown = key.shown(details["input"]) if key.is_secret else as_written(details["input"])
         entry = Given(details["input"], shown, one.inside[rest[:1]], one.in_file)
@@ -234,6 +234,11 @@ def _explained(details: ErrorDetails, keys: KeyTable, given: Mapping[str, Given]
     if isinstance(one.value, list | tuple) and (index := next(filter(INDEX.fullmatch, rest), None)):
         reason = f"item {int(index) + 1}: {reason}"
     return Refusal(key.path, None, one.told(key.path, reason))
+
+
+def _in_a_file(allowed: str) -> str:
+    """What a key takes, where it is not written as JSON."""
+    return allowed.replace("a JSON array", "a list").replace("a JSON object", "a mapping")
 
 
 def _together(section: str, reason: str, given: Mapping[str, Given]) -> Refusal:

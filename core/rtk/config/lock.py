@@ -72,11 +72,11 @@ def _problems(loaded: LoadedConfig, registry: Registry, document: Document, path
         if name not in packages:
             yield f"{path}: {name} {installed[name]} is not locked"
         elif packages[name] != installed.get(name):
-            used = installed.get(name, "none")
-            yield f"{place('packages', name)}: {name} {packages[name]} is locked, {used} is in use"
+            used = f"{installed[name]} is in use" if name in installed else "and is neither chosen nor required here"
+            yield f"{place('packages', name)}: {name} {packages[name]} is locked, {used}"
     found, actual = _values(loaded), json_values(loaded.config)
     secrets = {key.path for key in KeyTable(type(loaded.config)) if key.is_secret}
-    for name in sorted(values.keys() | found.keys()):
+    for name in {**values, **found}:
         source = loaded.sources.get(name, DEFAULT)
         if name not in values:
             yield f"{path}: {name} = {as_toml(found[name])} ({source}) is not locked"

@@ -10,42 +10,63 @@ import time
 
 import msgspec
 
-from rtk.grammar.process import Answer
+from rtk.grammar.process import STATUS, Answer
 from rtk.observe.wire import HEADER
 
-COMMAND = (sys.executable, "-P", "-c", "from rtk.grammar.process import main; main()")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Libraries that compute start no threads, which would be lost in a fork."""
 
 
 class GoneError(Exception):
-    """A process has ended, or was killed."""
+    """What was to answer has ended, or was killed: `str(error)` says how."""
 
 
 class Process:
-    """The engine's end of one process. Belongs to one thread, but for `kill`."""
+    """The engine's end of a process, and of the fork that serves. Belongs to one thread, but for `stop` and `kill`."""
 
-    def __init__(self, hello: bytes) -> None:
-        """Starts it. Raises `OSError` where the system has no more."""
+    def __init__(self, hello: bytes, module: str = "rtk.grammar.process") -> None:
+        """Starts it, at the `main` of a module. Raises `OSError` where the system has no more."""
         path = os.pathsep.join(filter(None, sys.path))  # it must find what this process found
+        self._mark = os.urandom(16)
         self._process = subprocess.Popen(
-            (*COMMAND, str(os.getpid())),
+            (
+                *(sys.executable, "-P", "-c", f"from {module} import main; main()"),
+                *(str(os.getpid()), self._mark.hex()),
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
             process_group=0,  # Ctrl-C is the engine's to take
         )
         assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._unread = bytearray()
         self._unsent = HEADER.pack(len(hello)) + hello
+        self.alive = True
+        """Whether it can be asked again, once a fork has ended."""
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
+
+    def settle(self) -> None:
+        """Before a job: take note of a fork that has ended while it was idle. Raises `GoneError` where all has."""
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        while poll.poll(0):
+            self._read()
+            with contextlib.suppress(GoneError):
+                while self._frame() is not None:
+                    pass
 
     def send(self, frame: bytes) -> None:
         """Hand a job in; it is written as the process takes it."""
         self._unsent += HEADER.pack(len(frame)) + frame
 
     def answer(self, limit_s: float) -> Answer:
-        """Its next answer. Raises `TimeoutError`, after which it can be asked again, or `GoneError`."""
+        """What it says next of its jobs; see `reply`."""
+        return msgspec.msgpack.decode(self.reply(limit_s), type=Answer)
+
+    def reply(self, limit_s: float) -> bytes:
+        """Its next frame. Raises `TimeoutError`, after which it can be asked again, or `GoneError`."""
         end = time.monotonic() + limit_s
         while (frame := self._frame()) is None:
             poll = select.poll()
@@ -61,25 +82,43 @@ class Process:
                 if self._in in ready:
                     self._unsent = self._unsent[os.write(self._in, self._unsent) :]
             except OSError as error:
-                raise GoneError from error
-        return msgspec.msgpack.decode(frame, type=Answer)
+                self.alive = False
+                raise GoneError("no more") from error
+        return frame
 
     def _read(self) -> None:
         data = os.read(self._out, 1 << 20)
         if not data:
-            raise GoneError
+            self.alive = False
+            raise GoneError("no more")
         self._unread += data
 
     def _frame(self) -> bytes | None:
-        if len(self._unread) < HEADER.size:
-            return None
-        (length,) = HEADER.unpack_from(self._unread)
-        end = HEADER.size + length
-        if len(self._unread) < end:
-            return None
-        frame = bytes(self._unread[HEADER.size : end])
-        del self._unread[:end]
-        return frame
+        """The next one, if all of it is there. Raises `GoneError` where a fork has ended before."""
+        mark = self._unread.find(self._mark)
+        there = len(self._unread) if mark < 0 else mark
+        if there >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._unread)
+            end = HEADER.size + length
+            if end <= there:
+                frame = bytes(self._unread[HEADER.size : end])
+                del self._unread[:end]
+                return frame
+        end = mark + len(self._mark) + STATUS.size
+        if mark >= 0 and end <= len(self._unread):
+            (status,) = STATUS.unpack_from(self._unread, mark + len(self._mark))
+            del self._unread[:end]  # with the part of a frame that it may have left
+            raise GoneError(how(status))
+        return None
+
+    def stop(self) -> None:
+        """End the fork that serves, whatever it does; from any thread."""
+        self._process.send_signal(signal.SIGUSR1)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """End it, whatever it does; from any thread."""
@@ -93,6 +132,10 @@ class Process:
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                os.set_blocking(pipe.fileno(), True)
                 pipe.close()
-        return f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+        return how(code)
+
+
+def how(status: int) -> str:
+    """What ended a process."""
+    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name

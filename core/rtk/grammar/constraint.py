@@ -4,19 +4,23 @@ The grammar's matcher knows the text; this knows the rest: that special tokens n
 answer come only where it may end, whichever of them the request listens to, and that thinking is free.
 """
 
-from collections.abc import Sequence, Set
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence, Set
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rtk.grammar.unique_keys import Retraced, UniqueKeys
 from rtk.plugin.grammar import WORD, GrammarBackend, Matcher, Vocabulary, read_row, write_row
 
 Row = NDArray[np.int32]
 
-DRAFTS = 16
-"""Tokens that are guessed at once, at most: each is computed, whether it is kept or not."""
+AHEAD = 128
+"""Bytes that are looked at of those that a grammar leaves no choice of."""
+MOST_LOOKED_AT = 100
+"""Places along the keys of an object, to see whether there are others."""
 
 State = Literal["open", "complete", "ended", "dead"]
 """The answer must go on; it may end here, or go on; it can only end; it can do neither."""
@@ -25,12 +29,12 @@ State = Literal["open", "complete", "ended", "dead"]
 class Constraint:
     """The state of one request's grammar. From one thread at a time; whatever the backend raises comes through.
 
-    Before each token its mask is made (`ask`, then `refine`), and it is told which token came (`accept`). Before the
-    first mask, and between a token and the next mask, it is `stale`.
+    Before each token its mask is made (`ask`, `refine`, `look_ahead`), and it is told which token came (`accept`).
+    Before the first mask, and between a token and the next mask, it is `stale`.
     """
 
     __slots__ = (
-        *("_marker", "_open", "_seen", "_stops", "_vocabulary", "_words"),
+        *("_keys", "_marker", "_open", "_scarce", "_seen", "_stops", "_vocabulary", "_words"),
         *("ahead", "backend", "drafts", "matcher", "name", "stale", "state"),
     )
 
@@ -43,10 +47,14 @@ class Constraint:
         *,
         stops: Set[int],
         after: bytes = b"",
+        keys: UniqueKeys | None = None,
+        scarce: bool = False,
     ) -> None:
         """`matcher` becomes its own; `name` is the backend's. `stops`: every token that ends this request's text.
 
-        `after`: the text ends its thinking with these bytes, and the answer begins; empty: it begins at once.
+        `after`: the text ends its thinking with these bytes, and the answer begins; empty: it begins at once. `keys`:
+        at the start of the answer, where no object of it may have a key twice. `scarce`: the grammar may run out of
+        keys for an object, or of those that begin as the text does.
         """
         self.matcher = matcher
         self.backend = backend
@@ -55,13 +63,15 @@ class Constraint:
         self._stops = frozenset(token for token in stops if token < len(vocabulary.tokens))
         self._words = words_of(vocabulary)
         self._open = self._words.without(self._stops)
+        self._keys = keys
+        self._scarce = scarce
         self._marker = self._words.marker(after) if after else None
         self._seen = 0  # bytes of the marker
         self.stale = True
         self.state: State = "open"
         """After `refine`: see `State`."""
         self.drafts: tuple[int, ...] = ()
-        """After `look_ahead`: tokens that the text may go on with, for all that the grammar leaves open."""
+        """After `look_ahead`: tokens that the text goes on with, for all that is known."""
         self.ahead: NDArray[np.int32] = np.zeros((0, vocabulary.words), dtype=np.int32)
         """After `mask_drafts`: row i is the mask behind the first i + 1 drafts."""
 
@@ -85,6 +95,8 @@ class Constraint:
             return accepted
         if self._marker is None:
             accepted = self.matcher.accept(token) is True
+            if accepted and self._keys is not None:
+                self._keys.advance(token)
         else:
             accepted = self._think(self._vocabulary.tokens[token])
         self.stale |= accepted
@@ -113,24 +125,68 @@ class Constraint:
         else:
             may_end = any(row[end // WORD] >> end % WORD & 1 for end in self._vocabulary.ends)
             row &= self._open
+            if self._keys is not None:
+                self._keep_keys(self._keys, row)
             goes_on = row.any()
             self.state = ("complete" if goes_on else "ended") if may_end else "open" if goes_on else "dead"
             if may_end:
                 _set(row, self._stops)
         self.stale = False
 
+    def _keep_keys(self, keys: UniqueKeys, row: Row) -> None:
+        """Allow no key a second time, nor what leads to where no other may come."""
+        _clear(row, keys.forbidden().tolist())
+        if self._scarce:
+            for tokens in keys.retracing(row).values():
+                state = self.fork()
+                if state.accept(tokens[0]) and not state._has_keys():
+                    _clear(row, tokens)
+
+    def _has_keys(self) -> bool:
+        """Whether a key may come that its object has not, looked for along those which it has."""
+        left, seen = [self], set[Retraced]()
+        for _ in range(MOST_LOOKED_AT):
+            if not left:
+                return False
+            state = left.pop()
+            assert state._keys is not None, "it is a fork of one that has them"
+            mask = np.zeros((1, self.words), dtype=np.int32)
+            ask([state], mask, [0])
+            row = mask[0] & self._open
+            _clear(row, state._keys.forbidden().tolist())
+            retracing = state._keys.retracing(row)
+            _clear(row, [*state._keys.blank().tolist(), *(token for tokens in retracing.values() for token in tokens)])
+            if row.any():
+                return True
+            for place, tokens in retracing.items():
+                if place not in seen:
+                    seen.add(place)
+                    fork = state.fork()
+                    if fork.accept(tokens[0]):
+                        left.append(fork)
+        return True
+
     def moved(self) -> None:
         """Its row of the mask is lost."""
         self.stale = self.state != "ended"
 
-    def look_ahead(self) -> None:
-        """Guess how the model writes what the grammar leaves it no choice of."""
+    def look_ahead(self, row: Row) -> None:
+        """Where the grammar leaves no choice of bytes, leave none of tokens either, in the mask: the longest that fits.
+
+        Under the plain mask, models that expect other words spell those of a grammar in pieces, which neither they nor
+        anybody else wrote before. The texts that are possible stay the same.
+        """
         self.drafts = ()
-        if self._marker is None and self.state == "open":
-            forced = self.matcher.forced()
-            if not isinstance(forced, bytes):
-                raise TypeError(f"answered a {type(forced).__name__}, not bytes")
-            self.drafts = self._words.written(forced, DRAFTS)
+        if self._marker is not None or self.state != "open":
+            return
+        forced = self.matcher.forced()
+        if not isinstance(forced, bytes):
+            raise TypeError(f"answered a {type(forced).__name__}, not bytes")
+        if forced:
+            self.drafts, certain = self._words.written(forced[:AHEAD])
+            if certain and row[self.drafts[0] // WORD] >> self.drafts[0] % WORD & 1:
+                row[:] = 0
+                _set(row, {self.drafts[0]})
 
     def behind_drafts(self, most: int) -> list["Constraint"]:
         """Where it would stand behind each of the first `most` drafts, as far as they are allowed."""
@@ -142,12 +198,16 @@ class Constraint:
             states.append(state)
         return states
 
-    def mask_drafts(self, states: list["Constraint"]) -> int:
-        """Make the masks behind its drafts; answers behind how many of them there is something to choose."""
+    def mask_drafts(self, states: list["Constraint"]) -> None:
+        """Have the backend write the masks behind its drafts."""
         self.ahead = np.empty((len(states), self.words), dtype=np.int32)
         ask(states, self.ahead, range(len(states)))
+
+    def refine_drafts(self, states: list["Constraint"]) -> int:
+        """Finish these; answers behind how many of the drafts, one after the other, the text goes on."""
         for count, (state, row) in enumerate(zip(states, self.ahead, strict=True)):
             state.refine(row)
+            state.look_ahead(row)
             if state.state in ("ended", "dead"):
                 return count
         return len(states)
@@ -158,6 +218,7 @@ class Constraint:
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         other.matcher = self.matcher.fork()
+        other._keys = self._keys and self._keys.fork()
         return other
 
 
@@ -170,10 +231,21 @@ def ask(constraints: Sequence[Constraint], mask: NDArray[np.int32], rows: Sequen
         constraints[0].backend.fill_batch(matchers, mask, where)
 
 
-def _set(row: Row, tokens: Set[int]) -> None:
+def _clear(row: Row, tokens: Iterable[int]) -> None:
+    cut = np.zeros_like(row)
+    _set(cut, tokens)
+    row &= ~cut
+
+
+def _set(row: Row, tokens: Iterable[int]) -> None:
     bits = row.view(np.uint32)
     for token in tokens:
         bits[token // WORD] |= np.uint32(1 << token % WORD)
+
+
+def runs_out_of_keys(schema: str) -> bool:
+    """Whether objects of a schema in normal form may: those whose names are any but a few never do."""
+    return '"patternProperties":' in schema or '"propertyNames":' in schema
 
 
 class Words:
@@ -185,8 +257,7 @@ class Words:
         """Allows the tokens that have bytes and end nothing."""
         write_row(self.open, [i for i, data in enumerate(self._tokens) if data and i not in vocabulary.ends])
         self._markers: dict[bytes, Marker] = {}
-        self._ids: dict[bytes, int] = {}
-        self._longest = 0
+        self._spelling: _Spelling | None = None
 
     def without(self, stops: Set[int]) -> Row:
         """`open` without these; not to be written to."""
@@ -200,26 +271,45 @@ class Words:
             self._markers[text] = Marker(text, self._tokens, self.open)
         return self._markers[text]
 
-    def written(self, text: bytes, most: int) -> tuple[int, ...]:
-        """The first tokens of a text, at most so many, each the longest that fits; fewer where none does.
+    def written(self, text: bytes) -> tuple[tuple[int, ...], int]:
+        """A text as tokens, each the longest that fits, as far as some do; and how many of them are certain.
 
-        Much like what models write, though no tokenizer promises to split so. O(text * longest token).
+        Those are the same however the text goes on: no token has all the rest of the text and more. None is where a
+        text can become one that no tokens make. O(text * longest token).
         """
-        if text and not self._ids:
-            allowed = reversed(read_row(self.open))  # of equal ones the first stays
-            self._ids = {self._tokens[i]: i for i in allowed}
-            self._longest = max(map(len, self._ids), default=0)
-        tokens: list[int] = []
-        start = 0
-        while start < len(text) and len(tokens) < most:
+        if self._spelling is None:
+            self._spelling = _Spelling(self._tokens, read_row(self.open))
+        return self._spelling.written(text)
+
+
+class _Spelling:
+    """Texts as tokens."""
+
+    def __init__(self, tokens: Sequence[bytes], allowed: list[int]) -> None:
+        self._ids = {tokens[i]: i for i in reversed(allowed)}  # of equal ones the first
+        self._sorted = sorted(self._ids)
+        self._longest = max(map(len, self._sorted), default=0)
+        self._bytewise = all(bytes([byte]) in self._ids for byte in set(b"".join(self._sorted)))
+
+    def written(self, text: bytes) -> tuple[tuple[int, ...], int]:
+        written: list[int] = []
+        certain, start = None, 0
+        while start < len(text):
+            if certain is None and (not self._bytewise or self._goes_on(text[start:])):
+                certain = len(written)
             for stop in range(min(start + self._longest, len(text)), start, -1):
                 if (token := self._ids.get(text[start:stop])) is not None:
                     break
             else:
                 break
-            tokens.append(token)
+            written.append(token)
             start = stop
-        return tuple(tokens)
+        return tuple(written), len(written) if certain is None else certain
+
+    def _goes_on(self, rest: bytes) -> bool:
+        """Whether a token has all of this and more."""
+        after = bisect_right(self._sorted, rest) if len(rest) < self._longest else len(self._sorted)
+        return after < len(self._sorted) and self._sorted[after].startswith(rest)
 
 
 _WORDS: WeakKeyDictionary[Vocabulary, Words] = WeakKeyDictionary()

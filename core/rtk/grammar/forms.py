@@ -4,12 +4,16 @@ A form that a client asks for is read and brought into normal form here, every b
 of them is chosen. Nothing is compiled, and no library that compiles is imported.
 """
 
+import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from rtk.errors import RequestError, one_line
 from rtk.grammar import choice, ebnf, regex, tags
@@ -28,8 +32,9 @@ PREFERRED = ("xgrammar", "llguidance", "outlines")
 """Which backend is asked first; the others follow in the order of their names."""
 MAX_WHITESPACE = 256
 KEPT = 256
-KEPT_BYTES = 64 * 1024
-"""Forms whose choice is kept, and how long each of them may be."""
+KEPT_LENGTH = 64 * 1024
+"""Forms whose choice is kept, and how many characters each of them may have."""
+COUNTERS = ("forms_exact", "forms_narrowed", "forms_refused")
 MAX_REASONS = 8
 """Of a backend, in the message of a refusal."""
 
@@ -121,17 +126,22 @@ class _Read(NamedTuple):
         return reason.problem
 
 
-class _Choice(NamedTuple):
-    """The backend that is best for a form, and what it makes of it."""
+class Choice(msgspec.Struct, frozen=True):
+    """The backend that is best for a form, what it is asked for, and what it makes of that."""
 
     backend: str
-    read: _Read
+    kind: str
+    text: str
+    unique_keys: bool
     verdict: Literal["exact", "narrowed"]
     reasons: tuple[str, ...]
 
 
 class Forms:
-    """Chooses among the backends of one engine. Used from any thread."""
+    """Chooses among the backends of one engine, one form at a time. Used from one thread, but for `choose`."""
+
+    lanes = 1
+    """Forms that are chosen for at a time."""
 
     def __init__(
         self, backends: Mapping[str, GrammarBackend], *, whitespace: int = WHITESPACE, verify: bool = False
@@ -141,56 +151,83 @@ class Forms:
         self._backends = {name: backends[name] for name in [*first, *sorted(backends.keys() - {*first})]}
         self._whitespace = whitespace
         self._verify = verify
-        self._kept = lru_cache(KEPT)(self._choose)
+        self._kept: OrderedDict[tuple[str, str, int], Choice] = OrderedDict()
+        self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="rtk-forms")
+        self._counts = dict.fromkeys(COUNTERS, 0)
 
-    def serve(self, asked: AskedForm) -> ServedForm:
-        """The best backend for a form. Raises `RequestError` where it is malformed, or where none can keep it.
-
-        Takes some milliseconds where it is new, some hundred for the largest that is taken.
-        """
-        field = asked.field or asked.kind
-        whitespace = self._whitespace if asked.whitespace is None else asked.whitespace
-        kind, text = _text(asked, field)
-        choose = self._kept if len(text) <= KEPT_BYTES else self._choose
+    async def serve(self, asked: AskedForm) -> ServedForm:
+        """The best backend for a form. Raises `RequestError` where it is malformed, or where none can keep it."""
         try:
-            found = choose(kind, text, whitespace if kind in _WITH_WHITESPACE else WHITESPACE)
+            form = await self._serve(asked, asked.field or asked.kind)
+        except RequestError:
+            self._counts["forms_refused"] += 1
+            raise
+        self._counts[f"forms_{form.verdict}"] += 1
+        return form
+
+    async def _serve(self, asked: AskedForm, field: str) -> ServedForm:
+        kind, text = _text(asked, field)
+        whitespace = self._whitespace if asked.whitespace is None else asked.whitespace
+        key = (kind, text, whitespace if kind in _WITH_WHITESPACE else WHITESPACE)
+        found = self._kept.get(key)
+        try:
+            if found is None:
+                found = await asyncio.wrap_future(self._pool.submit(self.choose, *key))
         except RequestError as error:
             problem = f"{field}: {str(error).removeprefix(f'{field}: ')}"
             raise RequestError(problem, field=field, code=error.code, status=error.status) from error
-        read = found.read
+        self._keep(key, found)
         order = GrammarOrder(
-            backend=found.backend,
-            kind=read.kind,
-            text=read.text,
-            whitespace=whitespace if kind in _WITH_WHITESPACE else WHITESPACE,
-            unique_keys=read.unique_keys,
+            backend=found.backend, kind=found.kind, text=found.text, whitespace=key[2], unique_keys=found.unique_keys
         )
         verify = self._verify if asked.verify is None else asked.verify
         return ServedForm(order=order, verdict=found.verdict, reasons=found.reasons, asked=asked, verify=verify)
+
+    def _keep(self, key: tuple[str, str, int], found: Choice) -> None:
+        if len(key[1]) <= KEPT_LENGTH:
+            self._kept[key] = found
+            self._kept.move_to_end(key)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
+    def choose(self, kind: str, text: str, whitespace: int) -> Choice:
+        """The best backend. Takes some milliseconds, for the largest forms that are taken some seconds."""
+        return best(self._backends, kind, text, whitespace)
+
+    def stats(self) -> dict[str, int]:
+        """What became of the forms that were asked for."""
+        return dict(self._counts)
 
     def libraries(self) -> dict[str, dict[str, str]]:
         """The backends in the order in which they are asked, each with the version of the library behind it."""
         named = {name: backend.library for name, backend in self._backends.items()}
         return {name: {library: _version(library)} if library else {} for name, library in named.items()}
 
-    def _choose(self, kind: str, text: str, whitespace: int) -> _Choice:
-        read = _read(kind, text)
-        spec = Spec(read.kind, read.text, whitespace)
-        refused: dict[str, Judgement] = {}
-        narrowed: list[_Choice] = []
-        for name, backend in self._backends.items():
-            judged = _judged(backend, spec)
-            if judged.verdict == "refused":
-                refused[name] = judged
-                continue
-            reasons = tuple(dict.fromkeys((*read.narrowed, *map(read.shown, judged.reasons))))
-            found = _Choice(name, read, "narrowed" if reasons else judged.verdict, reasons)
-            if found.verdict == "exact":
-                return found
-            narrowed.append(found)
-        if not narrowed:
-            raise _refusal(read, refused)
-        return min(narrowed, key=lambda one: len(one.reasons))
+    def close(self) -> None:
+        """No more forms. Safe to call twice."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def best(backends: Mapping[str, GrammarBackend], kind: str, text: str, whitespace: int) -> Choice:
+    """The first backend that keeps a form exactly, else the one that narrows it for the fewest reasons."""
+    read = _read(kind, text)
+    spec = Spec(read.kind, read.text, whitespace)
+    refused: dict[str, Judgement] = {}
+    narrowed: list[Choice] = []
+    for name, backend in backends.items():
+        judged = _judged(backend, spec)
+        if judged.verdict == "refused":
+            refused[name] = judged
+            continue
+        reasons = tuple(dict.fromkeys((*read.narrowed, *map(read.shown, judged.reasons))))
+        verdict = "narrowed" if reasons else judged.verdict
+        found = Choice(name, read.kind, read.text, read.unique_keys, verdict, reasons)
+        if verdict == "exact":
+            return found
+        narrowed.append(found)
+    if not narrowed:
+        raise _refusal(read, refused)
+    return min(narrowed, key=lambda one: len(one.reasons))
 
 
 def _version(library: str) -> str:

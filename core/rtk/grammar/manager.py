@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 
 from rtk.errors import RequestError, one_line
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
-from rtk.grammar.constraint import Constraint
+from rtk.grammar.constraint import Constraint, runs_out_of_keys
 from rtk.grammar.process import Job, Setup
+from rtk.grammar.unique_keys import KeyIndex, UniqueKeys
 from rtk.grammar.workers import Compiled, Done, Failed, Order, Outcome, Problem, Workers
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import GrammarBackend, Matcher, Vocabulary
@@ -103,6 +104,7 @@ class GrammarManager:
         """Who may be asked for; built here too, to judge and to fill masks."""
         self.vocabulary = vocabulary
         """Which all matchers are over."""
+        self._index = KeyIndex(vocabulary)
         self._settings = settings
         self._wake = wake
         self._pool = pool(self._finished)
@@ -148,7 +150,17 @@ class GrammarManager:
     def constraint(self, wanted: GrammarOrder, matcher: Matcher, stops: Set[int]) -> Constraint:
         """The state of a request's grammar, with a matcher that becomes its own."""
         backend, vocabulary = self.backends[wanted.backend], self.vocabulary
-        return Constraint(matcher, backend, wanted.backend, vocabulary, stops=stops, after=wanted.after)
+        keys = UniqueKeys(self._index) if wanted.unique_keys else None
+        return Constraint(
+            matcher,
+            backend,
+            wanted.backend,
+            vocabulary,
+            stops=stops,
+            after=wanted.after,
+            keys=keys,
+            scarce=keys is not None and runs_out_of_keys(wanted.text),
+        )
 
     def abort(self, rid: str) -> None:
         """The request waits no more; with the last one that does, the work on its grammar ends."""
@@ -230,11 +242,11 @@ def start_manager(
 ) -> GrammarManager:
     """A manager over processes, none of which is started before it is needed."""
     by_name = {one.entry.plugin.name: one for one in chosen}
-    plugins = {name: (one.entry, one.options) for name, one in by_name.items()}
-    setup = Setup(plugins, vocabulary, settings.memory_bytes, settings.cache_bytes)
+    limits = settings.memory_bytes, settings.cache_bytes
+    setups = {name: Setup(one.entry, one.options, vocabulary, *limits) for name, one in by_name.items()}
 
     def pool(done: Done) -> Workers:
-        return Workers(setup, done, processes=settings.workers, limit_s=settings.timeout_s)
+        return Workers(setups, done, processes=settings.workers, limit_s=settings.timeout_s)
 
     backends = {name: one.backend for name, one in by_name.items()}
     return GrammarManager(backends, vocabulary, settings, wake, pool)

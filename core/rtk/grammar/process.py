@@ -9,10 +9,12 @@ import os
 import pickle
 import queue
 import signal
+import struct
 import sys
 import threading
+import warnings
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -25,6 +27,10 @@ from rtk.plugin.registry import Registered
 
 NICE = 10
 """Compiling yields to the engine's own threads."""
+GONE = 75
+"""The exit status of one that ends because its engine has."""
+STATUS = struct.Struct("<i")
+"""How a fork ended, behind the mark that says so: an exit status, or the negative number of a signal."""
 TIRED = 0.5
 """A process that keeps more than this share of what one job may take is replaced: what libraries hold on to adds up."""
 
@@ -37,8 +43,9 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 class Setup(NamedTuple):
     """What a process is told once."""
 
-    backends: dict[str, tuple[Registered, Options]]
-    """Those that it may be asked for. Built when one first is."""
+    entry: Registered
+    """The backend; what it takes to build it is done once."""
+    options: Options
     vocabulary: Vocabulary
     memory_bytes: int
     """That one job may take beyond what the process has."""
@@ -63,53 +70,91 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """One line, of all but the first two."""
     packed: bytes = b""
     """The matcher, of `compiled`."""
-    last: bool = False
-    """Whether the process ends now."""
 
 
 def main() -> None:
-    """Started by `rtk.grammar.workers`."""
-    _die_with(int(sys.argv[1]))
-    out, source = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
+    """Started by `rtk.grammar.child`. Builds the backend, and has a fork of itself serve; a new one when that ends.
+
+    A library may take seconds to import, which a fork does not: to kill one costs nothing.
+    """
+    engine, mark = int(sys.argv[1]), bytes.fromhex(sys.argv[2])
+    serving: list[int] = []
+
+    def stop(*_: object) -> None:
+        for pid in serving:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR1, stop)
+    die_with(engine)
+    out = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes where the server's log goes
     os.nice(NICE)
     _limit("RLIMIT_CORE", 0)
-    hello = receive(source)
+    hello = receive(Unbuffered(0))
+    if hello is None:
+        return
+    setup: Setup = pickle.loads(hello)  # from the process that started this one
+    built = build(setup)
+    warnings.simplefilter("ignore")  # about threads that libraries have: none of them matters to a fork
+    status = 0
+    while status != GONE:
+        parent = os.getpid()
+        if not (pid := os.fork()):
+            die_with(parent)
+            serve(setup, built, out)
+        serving.append(pid)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        serving.clear()
+        os.write(out, mark + STATUS.pack(status))
+
+
+def build(setup: Setup) -> GrammarBackend | str:
+    """The backend, or why there is none."""
+    try:
+        backend: GrammarBackend = setup.entry.build(setup.options)
+    except PluginError as error:
+        return str(error)
+    warm_up(backend, setup.vocabulary)
+    return backend
+
+
+class Unbuffered:
+    """A file that takes no more out of a pipe than it is asked for: the rest is for the process that is forked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or what there is before the end."""
+        data = b""
+        while len(data) < size and (more := os.read(self._descriptor, size - len(data))):
+            data += more
+        return data
+
+
+def serve(setup: Setup, built: GrammarBackend | str, out: int) -> NoReturn:
+    """Compile what comes, until this process is killed, or had better be replaced."""
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=read, args=(source, jobs), daemon=True).start()
-    if hello is not None:
-        work(pickle.loads(hello), jobs, out)  # from the process that started this one
-    os._exit(0)  # at once: the reader holds the pipe
-
-
-def read(source: BinaryIO, jobs: "queue.SimpleQueue[bytes]") -> None:
-    """Pass on what arrives, and end the process when there is no more, in the middle of a job too."""
-    while (frame := receive(source)) is not None:
-        jobs.put(frame)
+    threading.Thread(target=read, args=(jobs,), daemon=True).start()
+    answers, fresh, tired = os.fdopen(out, "wb"), _address_space(), False
+    while not tired:
+        job = msgspec.msgpack.decode(jobs.get(), type=Job)
+        if isinstance(built, str):
+            answer = Answer("unbuildable", built)
+        else:
+            send(answers, msgspec.msgpack.encode(Answer("begun")))
+            answer = compiled(built, job, setup)
+        tired = _address_space() - fresh > TIRED * setup.memory_bytes
+        send(answers, msgspec.msgpack.encode(answer))
     os._exit(0)
 
 
-def work(setup: Setup, jobs: "queue.SimpleQueue[bytes]", out: BinaryIO) -> None:
-    """Compile what comes, until this process had better be replaced."""
-    built: dict[str, GrammarBackend] = {}
-    fresh = _address_space()
-    while True:
-        job = msgspec.msgpack.decode(jobs.get(), type=Job)
-        try:
-            if job.backend not in built:
-                entry, options = setup.backends[job.backend]
-                built[job.backend] = entry.build(options)
-                warm_up(built[job.backend], setup.vocabulary)
-                fresh = _address_space()  # libraries are no part of what a job takes
-        except PluginError as error:
-            answer = Answer("unbuildable", str(error))
-        else:
-            send(out, msgspec.msgpack.encode(Answer("begun")))
-            answer = compiled(built[job.backend], job, setup)
-        tired = _address_space() - fresh > TIRED * setup.memory_bytes
-        send(out, msgspec.msgpack.encode(msgspec.structs.replace(answer, last=tired)))
-        if tired:
-            return
+def read(jobs: "queue.SimpleQueue[bytes]") -> None:
+    """Pass on what arrives, and end the process when there is no more, in the middle of a job too."""
+    source = Unbuffered(0)
+    while (frame := receive(source)) is not None:
+        jobs.put(frame)
+    os._exit(GONE)
 
 
 def warm_up(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
@@ -125,8 +170,7 @@ def warm_up(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
 
 def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
     """One job, within its memory. What it raises becomes an answer."""
-    if size := _address_space():
-        _limit("RLIMIT_AS", size + setup.memory_bytes)
+    keep_within(setup.memory_bytes)
     try:
         matcher = backend.compile(Spec(job.kind, job.text, job.whitespace), setup.vocabulary)
         if not isinstance(matcher, Matcher):
@@ -148,7 +192,13 @@ def compiled(backend: GrammarBackend, job: Job, setup: Setup) -> Answer:
         _limit("RLIMIT_AS", None)
 
 
-def _die_with(engine: int) -> None:
+def keep_within(memory_bytes: int) -> None:
+    """Take no more memory than so much beyond what is taken."""
+    if size := _address_space():
+        _limit("RLIMIT_AS", size + memory_bytes)
+
+
+def die_with(engine: int) -> None:
     """Have the kernel end this process with the thread that started it, where it can."""
     if sys.platform == "linux":
         import ctypes

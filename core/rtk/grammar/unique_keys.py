@@ -4,13 +4,14 @@
 What tokens do is looked up in a `KeyIndex`, made once for a vocabulary. That the text is JSON is for others to see to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rtk.plugin.grammar import Vocabulary
+from rtk.plugin.grammar import WORD, Vocabulary, read_row
 
 _ESCAPES = {
     ord('"'): b'"',
@@ -171,6 +172,43 @@ class KeyIndex:
         self.several = [token for token, data in quoted if data.count(b'"') > 2]
         """Those that may complete a key which begins in them, out of a string."""
 
+    @cached_property
+    def plain(self) -> Mapping[bytes, list[int]]:
+        """Tokens by their bytes, those that neither end a string nor escape in it."""
+        found: dict[bytes, list[int]] = {}
+        for token, data in enumerate(self.tokens):
+            if data and _QUOTE not in data and _BACKSLASH not in data:
+                found.setdefault(data, []).append(token)
+        return found
+
+    @cached_property
+    def escaping(self) -> NDArray[np.int64]:
+        """Tokens with a backslash, and those that leave a string and come to the next key."""
+        return self._where(lambda data: _BACKSLASH in data or b"," in data.partition(b'"')[2])
+
+    @cached_property
+    def leaving(self) -> NDArray[np.int64]:
+        """Tokens that may leave a string and come to the next key."""
+        return self._where(lambda data: b"," in data.partition(b'"')[2])
+
+    @cached_property
+    def quoting(self) -> NDArray[np.int64]:
+        """Tokens with a quotation mark."""
+        return self._where(lambda data: _QUOTE in data)
+
+    @cached_property
+    def parting(self) -> NDArray[np.int64]:
+        """Tokens with a comma."""
+        return self._where(lambda data: b"," in data)
+
+    @cached_property
+    def blank(self) -> NDArray[np.int64]:
+        """Tokens of white space."""
+        return self._where(lambda data: bool(data) and not data.strip(b" \t\r\n"))
+
+    def _where(self, holds: Callable[[bytes], bool]) -> NDArray[np.int64]:
+        return np.array([token for token, data in enumerate(self.tokens) if holds(data)], dtype=np.int64)
+
 
 def _objects(count: int) -> _Frame:
     """So many objects in each other, of which nothing is known."""
@@ -199,6 +237,17 @@ def _leaves(state: _State, data: bytes, depth: int) -> bool:
         if state.top is None or state.top.depth != depth:
             return True
     return True
+
+
+class Retraced(NamedTuple):
+    """Where a token leaves the text: as far as it matters for which keys may come."""
+
+    depth: int
+    in_string: bool
+    text: bytes
+    pending: bytes
+    before: bytes
+    """What the token says up to its last comma."""
 
 
 class UniqueKeys:
@@ -264,3 +313,56 @@ class UniqueKeys:
     def _tried(self, tokens: list[int]) -> Iterator[int]:
         state = self._past[-1]
         return (token for token in tokens if _run(state, self._index.tokens[token])[1])
+
+    # --- keys that run out ------------------------------------------------------------------------------------------
+
+    def retracing(self, row: NDArray[np.int32]) -> dict[Retraced, list[int]]:
+        """Of the tokens that `row` allows: those after which the text may be on its way to no other key than to one
+        that is there, all of the innermost object's; together where they leave it in the same place.
+        """
+        found: dict[Retraced, list[int]] = {}
+        for token in self._on_the_way(row):
+            data = self._index.tokens[token]
+            after, _ = _run(self._past[-1], data)
+            if _retraces(after):
+                assert after.top is not None, "it is in an object"
+                before = data[: data.rfind(b",") + 1]
+                place = Retraced(after.top.depth, after.in_string, after.text, after.pending, before)
+                found.setdefault(place, []).append(token)
+        return found
+
+    def _on_the_way(self, row: NDArray[np.int32]) -> list[int]:
+        """The tokens that `row` allows and `retracing` has to look at."""
+        state, index = self._past[-1], self._index
+        if state.top is None:
+            return []
+        if not state.in_string:
+            return _allowed(row, index.quoting if state.key else index.parting)
+        if not state.key:
+            return _allowed(row, index.leaving)
+        if state.pending:
+            return read_row(row)
+        tokens = _allowed(row, index.escaping)
+        begins = {key[len(state.text) :] for key in _all(state.top.keys) if key.startswith(state.text)}
+        for data in {rest[:count] for rest in begins for count in range(1, len(rest) + 1)}:
+            tokens += _allowed(row, np.array(index.plain.get(data, ()), dtype=np.int64))
+        return tokens
+
+    def blank(self) -> NDArray[np.int64]:
+        """The tokens that lead nowhere where the text is: the white space in front of a key."""
+        return self._index.blank if self._past[-1].key and not self._past[-1].in_string else _NONE
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+def _retraces(state: _State) -> bool:
+    """Whether the text is in a key, or in front of one, that may be one of those which are there."""
+    if not state.key or state.top is None:
+        return False
+    return any(not state.in_string or key.startswith(state.text) for key in _all(state.top.keys))
+
+
+def _allowed(row: NDArray[np.int32], tokens: NDArray[np.int64]) -> list[int]:
+    bits: list[int] = tokens[(row[tokens // WORD] >> (tokens % WORD)) & 1 != 0].tolist()
+    return bits

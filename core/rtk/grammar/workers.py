@@ -1,4 +1,4 @@
-"""Compiles grammars in processes that can be killed: a few threads here, each with a process of its own.
+"""Compiles grammars in processes that can be killed: a few threads here, each with a process for every backend.
 
 A job gets `QUICK_S` at first. If it has not ended then, and others have not had theirs, it makes room: its process is
 killed, and it starts again, with all its time, when nobody waits for a first try. Of several places one is for first
@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +24,7 @@ from rtk.plugin.grammar import Matcher, unpacked
 log = logging.getLogger(__name__)
 
 QUICK_S = 0.5
-"""What a job may take before it has to make room, and as long as it took to start its process: a kill costs that."""
+"""What a job may take before it has to make room."""
 START_S = 120.0
 """How long a process may take to start and to build a backend; some import much."""
 END_S = 10.0
@@ -77,9 +77,11 @@ Done = Callable[[Order, Outcome], None]
 class Workers:
     """The pool. Nothing is started before the first job."""
 
-    def __init__(self, setup: Setup, done: Done, *, processes: int, limit_s: float, quick_s: float = QUICK_S) -> None:
-        """`done` is told what became of each job, in a thread of the pool's."""
-        self.setup = setup
+    def __init__(
+        self, setups: Mapping[str, Setup], done: Done, *, processes: int, limit_s: float, quick_s: float = QUICK_S
+    ) -> None:
+        """`setups`: by backend. `done` is told what became of each job, in a thread of the pool's."""
+        self.setups = setups
         self.done = done
         self.limit_s, self.quick_s = limit_s, quick_s
         self._most = processes
@@ -89,7 +91,7 @@ class Workers:
         self._running: list[Order] = []
         self._idle = 0
         self._threads: list[threading.Thread] = []
-        self._hello = b""
+        self._hellos: dict[str, bytes] = {}
         self._closed = False
 
     # --- from outside: any thread, and never for long -----------------------------------------------------------
@@ -109,7 +111,9 @@ class Workers:
     def cancel(self, order: Order) -> None:
         """Nobody wants it any more: what computes it is killed."""
         with self._change:
-            self._stop(order)
+            order.cancelled = True
+            if order.process is not None:
+                order.process.stop()
             for line in (self._fresh, self._slow):
                 if order in line:
                     line.remove(order)
@@ -121,15 +125,12 @@ class Workers:
             self._fresh.clear()
             self._slow.clear()
             for order in self._running:
-                self._stop(order)
+                order.cancelled = True
+                if order.process is not None:
+                    order.process.kill()
             self._change.notify_all()
         for thread in self._threads:
             thread.join(END_S)
-
-    def _stop(self, order: Order) -> None:
-        order.cancelled = True
-        if order.process is not None:
-            order.process.kill()
 
     # --- from its threads ---------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Workers:
         """The process is to be killed where the job is cancelled. Raises `GoneError` where it is already."""
         with self._change:
             if order.cancelled:
-                raise GoneError
+                raise GoneError("nobody")
             order.process = process
 
     def finished(self, order: Order, *, makes_room: bool) -> bool:
@@ -173,28 +174,29 @@ class Workers:
             order.tried = not self._fresh and self._may_be_slow()
             return order.tried
 
-    def hello(self) -> bytes:
-        """What a process is told first; the vocabulary is packed once."""
+    def hello(self, backend: str) -> bytes:
+        """What a process for this backend is told first; made once."""
         with self._change:
-            self._hello = self._hello or pickle.dumps(self.setup)
-            return self._hello
+            if backend not in self._hellos:
+                self._hellos[backend] = pickle.dumps(self.setups[backend])
+            return self._hellos[backend]
 
 
 class _Worker:
-    """One of the pool's threads, and its process."""
+    """One of the pool's threads, and its processes: one for each backend that it was asked for."""
 
     def __init__(self, pool: Workers) -> None:
         self._pool = pool
-        self._process: Process | None = None
-        self._start_s = 0.0  # what the last one took
+        self._processes: dict[str, Process] = {}
 
     def run(self) -> None:
-        """Until the pool is closed. The process must end in the thread that has started it."""
+        """Until the pool is closed. The processes must end in the thread that has started them."""
         try:
             while (order := self._pool.next()) is not None:
                 self._serve(order)
         finally:
-            self._end()
+            for backend in [*self._processes]:
+                self._end(backend)
 
     def _serve(self, order: Order) -> None:
         outcome: Outcome | None
@@ -202,77 +204,74 @@ class _Worker:
             outcome = self._outcome(order)
         except Exception as error:
             log.exception("a grammar could not be compiled, because of a bug")
-            self._end()
+            self._end(order.job.backend)
             outcome = Failed("failed", one_line(error), 0.0)
-        wanted = self._pool.finished(order, makes_room=outcome is None)
-        if not wanted:
-            self._end()  # it may be killed already
-        elif outcome is not None:
+        if self._pool.finished(order, makes_room=outcome is None) and outcome is not None:
             self._pool.done(order, outcome)
 
     def _outcome(self, order: Order) -> Outcome | None:
         """What becomes of a job; None: it makes room."""
+        backend = order.job.backend
         try:
-            first = self._begin(order)
+            process, first = self._begin(order)
         except GoneError:
-            return Failed("unbuildable", f"its process ended with {self._end()} before it was built", 0.0)
+            return Failed("unbuildable", f"its process ended with {self._end(backend)} before it was built", 0.0)
         except TimeoutError:
-            self._end()
+            self._end(backend)
             return Failed("unbuildable", f"it was not built within {START_S:g} s", 0.0)
         except OSError as error:
             return Failed("unbuildable", f"no process can be started: {one_line(error)}", 0.0)
         if first.outcome == "unbuildable":
-            return self._read(first, 0.0)
+            return self._read(first, order, 0.0)
+        if order.cancelled:  # while the backend was built, when nothing could be stopped
+            self._stop(backend)
+            return None
         began = time.monotonic()
         try:
-            answer = self._awaited(order)
-        except GoneError:
-            return Failed("failed", f"its process ended with {self._end()}", time.monotonic() - began)
+            answer = self._awaited(order, process)
+        except GoneError as error:
+            ended = str(error) if process.alive else self._end(backend)
+            return Failed("failed", f"its process ended with {ended}", time.monotonic() - began)
         except TimeoutError:
-            self._end()
+            self._stop(backend)
             return Failed("timeout", f"it takes more than {self._pool.limit_s:g} s to compile", self._pool.limit_s)
         if answer is None:
-            self._end()
+            self._stop(backend)
             return None
-        return self._read(answer, time.monotonic() - began)
+        return self._read(answer, order, time.monotonic() - began)
 
-    def _begin(self, order: Order) -> Answer:
-        """The first answer to a job. A process that has ended while it was idle is replaced."""
-        job = msgspec.msgpack.encode(order.job)
-        if self._process is not None:
+    def _begin(self, order: Order) -> tuple[Process, Answer]:
+        """The process, and its first answer. One that ends meanwhile is replaced."""
+        backend, job = order.job.backend, msgspec.msgpack.encode(order.job)
+        if backend in self._processes:
             try:
-                return self._asked(order, self._process, job)
-            except GoneError:
-                self._end()
-        began = time.monotonic()
-        self._process = Process(self._pool.hello())
-        first = self._asked(order, self._process, job)
-        self._start_s = time.monotonic() - began
-        return first
+                self._processes[backend].settle()
+                return self._processes[backend], self._asked(order, self._processes[backend], job)
+            except GoneError:  # whether it has taken the job in is not known
+                self._end(backend)
+        process = self._processes[backend] = Process(self._pool.hello(backend))
+        return process, self._asked(order, process, job)
 
     def _asked(self, order: Order, process: Process, job: bytes) -> Answer:
         self._pool.take(order, process)
         process.send(job)
         return process.answer(START_S)
 
-    def _awaited(self, order: Order) -> Answer | None:
+    def _awaited(self, order: Order, process: Process) -> Answer | None:
         """The second; None where it is to make room."""
-        assert self._process is not None, "it has begun"
-        quick, limit = max(self._pool.quick_s, self._start_s), self._pool.limit_s
+        quick, limit = self._pool.quick_s, self._pool.limit_s
         if order.tried or quick >= limit:
-            return self._process.answer(limit)
+            return process.answer(limit)
         try:
-            return self._process.answer(quick)
+            return process.answer(quick)
         except TimeoutError:
-            return self._process.answer(limit - quick) if self._pool.may_go_on(order) else None
+            return process.answer(limit - quick) if self._pool.may_go_on(order) else None
 
-    def _read(self, answer: Answer, seconds: float) -> Outcome:
-        if answer.last:
-            self._end()
+    def _read(self, answer: Answer, order: Order, seconds: float) -> Outcome:
         match answer.outcome:
             case "compiled":
                 try:
-                    matcher = unpacked(answer.packed, self._pool.setup.vocabulary)
+                    matcher = unpacked(answer.packed, self._pool.setups[order.job.backend].vocabulary)
                     size = max(len(answer.packed), matcher.size)
                 except Exception as error:  # noqa: BLE001 - of a plugin
                     return Failed("failed", f"what it compiled cannot be unpacked: {one_line(error)}", seconds)
@@ -282,7 +281,18 @@ class _Worker:
             case why:
                 return Failed(why, answer.problem, seconds)
 
-    def _end(self) -> str:
-        """Give the process up; answers how it ended."""
-        process, self._process = self._process, None
+    def _stop(self, backend: str) -> None:
+        """End what serves, and wait until it is gone."""
+        process = self._processes[backend]
+        process.stop()
+        try:
+            while True:  # its answer may have been under way
+                process.answer(END_S)
+        except (GoneError, TimeoutError) as error:
+            if isinstance(error, TimeoutError) or not process.alive:
+                self._end(backend)
+
+    def _end(self, backend: str) -> str:
+        """Give a process up; answers how it ended."""
+        process = self._processes.pop(backend, None)
         return "nothing" if process is None else process.close()

@@ -45,7 +45,7 @@ def main() -> None:
     reports: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(LIMIT)
     threading.Thread(target=read, args=(source, reports), daemon=True).start()
     threading.Thread(target=outlive, args=(engine,), daemon=True).start()
-    tell(observer, reports, lambda problem: print(f"{entry.label}: {problem}", file=sys.stderr, flush=True))  # noqa: T201
+    tell(observer, reports, lambda problem: print(f"ERROR: {entry.label}: {problem}", file=sys.stderr, flush=True))  # noqa: T201
 
 
 def read(source: BinaryIO, reports: "queue.Queue[Any]") -> None:

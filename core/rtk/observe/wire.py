@@ -1,7 +1,7 @@
 """How reports travel to an observer's process: frames of bytes, each after its length."""
 
 import struct
-from typing import IO
+from typing import IO, Protocol
 
 STEP, REQUEST = 0, 1
 """What stands before a report in a frame, which is a list of pairs in MessagePack."""
@@ -10,13 +10,20 @@ HEADER = struct.Struct("<I")
 """The length."""
 
 
+class Readable(Protocol):
+    """What frames are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes; fewer only at the end."""
+
+
 def send(out: IO[bytes], frame: bytes) -> None:
     """Write a frame; waits until it is taken."""
     out.write(HEADER.pack(len(frame)) + frame)
     out.flush()
 
 
-def receive(source: IO[bytes]) -> bytes | None:
+def receive(source: Readable) -> bytes | None:
     """Read a frame; None where there is no more, or only a part of one."""
     header = source.read(HEADER.size)
     if len(header) < HEADER.size:

@@ -88,7 +88,9 @@ def write_package(kind: str, name: str, into: Path) -> Path:
                 f"{section}.{name} is a key of rtk's own, so no plugin can be called so; choose another name"
             )
     if name in installed().names(kind):
-        raise PluginError(f"{kind} plugin {name!r} is {installed().get(kind, name).origin}'s; choose another name")
+        raise PluginError(
+            f"{kind} plugin {name!r} is there, of {installed().get(kind, name).origin}; choose another name"
+        )
     folder = into / f"rtk-{kind}-{name}"
     try:
         if folder.exists():

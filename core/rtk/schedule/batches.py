@@ -178,8 +178,11 @@ class Batches:
     def _decodes(self, host: Host) -> list[Request]:
         """Everybody who decodes, each with a slot for its next token; where there are too few, some are retracted."""
         running = self._running
-        if running.flight and any(
-            r.in_flight and r.constraint and len(r.constraint.drafts) > 1 for r in running.requests
+        flight = running.flight
+        if (
+            flight
+            and flight.constrained
+            and any(r.in_flight and self._constraints.foresees(r) for r in running.requests)
         ):
             host.settle()  # behind the token in flight more can be guessed
         if not running.has_room(running.decoding()):
@@ -205,15 +208,17 @@ class Batches:
         return [r for r in rows if r.status is Status.RUNNING]
 
     def _guessed(self, rows: list[Request], host: Host) -> list[Request]:
-        """These, with tokens that their grammars leave little choice of computed along, where there are slots."""
-        for request in rows:
-            if request.constraint and request.constraint.drafts and not request.in_flight:
-                most = min(request.left - 1, self._running.room_to_guess(request, rows))
-                count, fault = self._constraints.draft(request, most)
-                if fault is not None:
-                    host.fail(request, fault.problem, fault.code)
-                else:
-                    self._running.reach(request, request.planned_len + count)
+        """These, with tokens computed along that their grammars leave no choice of, where there are slots."""
+        foreseen = [r for r in rows if r.constraint is not None and r.constraint.drafts and not r.in_flight]
+        if not foreseen:
+            return rows
+        for request in foreseen:
+            most = min(request.left - 1, self._running.room_to_guess(request, rows))
+            count, fault = self._constraints.draft(request, most)
+            if fault is not None:
+                host.fail(request, fault.problem, fault.code)
+            else:
+                self._running.reach(request, request.planned_len + count)
         return [r for r in rows if r.status is Status.RUNNING]
 
     # --- making room --------------------------------------------------------------------------------------------

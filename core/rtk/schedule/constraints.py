@@ -6,6 +6,7 @@ nobody vouches for is never sent. Requests without a grammar cost nothing here.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ from rtk.schedule.request import Request, Status
 
 Answer = TypeVar("Answer")
 
+GUESSES = 32
+"""Tokens that are guessed at once for a request, at most."""
 INSTEAD = "an error for the request"
 """What the host uses where a backend fails."""
 
@@ -29,7 +32,7 @@ class Constraints:
     """Owns the bitmap: a row for each request row, written when the request's grammar has moved."""
 
     def __init__(self, rows: int, health: Health, counters: Counter[str], *, jump_forward: bool) -> None:
-        """`jump_forward`: whether tokens are guessed where a grammar leaves no choice."""
+        """`jump_forward`: whether tokens are computed along that a grammar leaves no choice of."""
         self._rows = rows
         self._jump_forward = jump_forward
         self._health = health
@@ -43,11 +46,8 @@ class Constraints:
             for request, row in zip(flight.batch, flight.plan.rows, strict=True)
         )
 
-    def accept(self, request: Request, token: int) -> Finish | None:
+    def accept(self, constraint: Constraint, token: int) -> Finish | None:
         """Take a sampled token in; answers how the request ends where its backend fails on that."""
-        constraint = request.constraint
-        if constraint is None:
-            return None
         accepted, problem = self._try("accept", lambda: constraint.accept(token))
         if accepted:
             return None
@@ -79,9 +79,9 @@ class Constraints:
         for request, constraint in group:
             problem = failed
             if not problem:
-                constraint.refine(bits[request.row])
-                if self._jump_forward:
-                    _, problem = self._try("forced", constraint.look_ahead)
+                _, problem = self._try("fill_batch", partial(constraint.refine, bits[request.row]))
+            if not problem:
+                _, problem = self._try("forced", partial(constraint.look_ahead, bits[request.row]))
             if problem:
                 yield request, self._fault(constraint, problem)
             elif constraint.state == "ended":
@@ -127,16 +127,22 @@ class Constraints:
         right = [token == guess for token, guess in zip(tokens, request.constraint.drafts, strict=False)]
         return tokens[: [*right, False].index(False) + 1]
 
+    def foresees(self, request: Request) -> bool:
+        """Whether tokens beyond the next one of a request can be guessed."""
+        return self._jump_forward and request.constraint is not None and len(request.constraint.drafts) > 1
+
     def draft(self, request: Request, most: int) -> tuple[int, Finish | None]:
         """How many tokens of a request are guessed next, with their masks made; how it ends if its backend fails."""
-        constraint = request.constraint
-        if constraint is None or not constraint.drafts or most < 1:
+        constraint, most = request.constraint, min(most, GUESSES)
+        if constraint is None or not self._jump_forward or not constraint.drafts or most < 1:
             return 0, None
         states, problem = self._try("accept", lambda: constraint.behind_drafts(most))
         if states is None:
             return 0, self._fault(constraint, problem)
-        count, problem = self._try("fill_batch", lambda: constraint.mask_drafts(states))
-        return count or 0, None if count is not None else self._fault(constraint, problem)
+        _, problem = self._try("fill_batch", lambda: constraint.mask_drafts(states))
+        if not problem:
+            count, problem = self._try("forced", lambda: constraint.refine_drafts(states))
+        return (0, self._fault(constraint, problem)) if problem else (count or 0, None)
 
     def _bits_of(self, constraint: Constraint) -> NDArray[np.int32]:
         """All of an engine's grammars are over one vocabulary."""

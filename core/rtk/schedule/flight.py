@@ -23,15 +23,14 @@ class Flight:
     """Whether it computes prompts."""
     computation: InFlight | None
     """None: it could not even be launched."""
-    inputs: SampleInputs | None
+    constrained: bool
+    """Whether it computes answers that have a grammar."""
+    guesses: bool
+    """Whether it computes tokens that were guessed: how far its requests get is known when it is taken in."""
+    inputs: SampleInputs | None = None
     """How its rows are sampled; None: none samples, or it was said."""
     garbage: list[Slots] = field(default_factory=list)
     """Slots that nobody refers to any more, except this step."""
-
-    @property
-    def guesses(self) -> bool:
-        """Whether it computes tokens that were guessed: how far its requests get is known when it is taken in."""
-        return any(row.samples > 1 for row in self.plan.rows)
 
     def sampling(self) -> list[Request]:
         """The requests of the rows that sample. O(rows)."""
@@ -71,7 +70,9 @@ def launch(executor: Executor, plan: StepPlan, batch: list[Request]) -> Flight:
     except Exception:
         computation = None
         log.exception("step %d could not be launched; its %d requests end with an error", plan.step, len(batch))
-    flight = Flight(plan, batch, prefills, computation, None)
+    constrained = any(r.constraint is not None for r in batch)
+    guesses = constrained and any(row.samples > 1 for row in plan.rows)
+    flight = Flight(plan, batch, prefills, computation, constrained, guesses)
     if samples := [(r, r.sampled + i) for r, row in zip(batch, plan.rows, strict=True) for i in range(row.samples)]:
         flight.inputs = sample_inputs(samples)
     for request, row in zip(batch, plan.rows, strict=True):

@@ -329,13 +329,16 @@ class Scheduler:
         ]
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
         flight = launch(self._executor, plan, batch)
-        if not self._constraints.wait(flight):
+        if not flight.constrained or not self._constraints.wait(flight):
             self._sample(flight)
         return flight
 
     def _sample(self, flight: Flight) -> None:
         """Start the sampling of a step, if it was not."""
         if flight.inputs is None:
+            return
+        if not flight.constrained:
+            flight.sample(None)
             return
         for request, finish in self._constraints.renew(flight.sampling()):
             self._end(request, finish)
@@ -368,8 +371,9 @@ class Scheduler:
                 log.exception("request %s ends on a bug", request.rid)
                 self.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
-        for request, finish in self._constraints.renew(flight.batch):
-            self._end(request, finish)
+        if flight.constrained:
+            for request, finish in self._constraints.renew(flight.batch):
+                self._end(request, finish)
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         if self._reports is not None:
@@ -415,7 +419,7 @@ class Scheduler:
             if place:  # the token before it was guessed, and computed along
                 request.computed_len += 1
                 self.counters["jump_forward_tokens"] += 1
-            if (fault := self._constraints.accept(request, token)) is not None:
+            if request.constraint is not None and (fault := self._constraints.accept(request.constraint, token)):
                 self._end(request, fault)
                 return
             request.append(token)
@@ -427,7 +431,7 @@ class Scheduler:
 
     def _finish(self, request: Request, token: int) -> Finish | None:
         """The stop rules, after `token`: stop tokens, stop strings, length."""
-        enough = len(request.output) >= request.params.min_new_tokens or request.constraint is not None
+        enough = len(request.output) >= request.params.min_new_tokens
         stop_string = request.match_stop(token) if request.match_stop else None
         if enough and token in request.stop_token_ids:
             return Finish(reason="stop", matched=token)

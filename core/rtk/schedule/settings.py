@@ -19,7 +19,7 @@ class Settings:
     overlap: bool = False
     """Whether a step is launched before the results of the one before are taken in."""
     jump_forward: bool = True
-    """Whether tokens are guessed where a grammar leaves no choice, and computed at once."""
+    """Whether tokens that a grammar leaves no choice of are computed along with those before them."""
     max_queue: int | None = None
     """Requests that may wait; None: any number."""
     max_wait_s: float | None = None

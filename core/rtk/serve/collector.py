@@ -37,3 +37,7 @@ class Collector:
         gc.collect()
         gc.freeze()
         self._freezes += 1
+
+    def thaw(self) -> None:
+        """Give everything back, before the process ends: extension modules complain of what nobody collects there."""
+        gc.unfreeze()

@@ -35,6 +35,7 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
             _server(runtime, listener).run(sockets=[listener])
         finally:
             runtime.close()
+            collector.thaw()
 
 
 def _exit(number: int, _: object) -> None:

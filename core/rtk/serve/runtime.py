@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from rtk.config.models import Config
-from rtk.errors import RtkError
-from rtk.grammar.forms import Forms
+from rtk.errors import PluginError, RtkError
+from rtk.grammar.judges import Judges
 from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
@@ -64,17 +64,14 @@ class Runtime:
         reports = self._feeds if len(self._feeds) else None
         grammars = start_grammars(config, computing, tokenizer, lambda: self._thread.wake())
         scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
-        forms = None
-        if grammars is not None:
-            section = config.grammar
-            forms = Forms(grammars.backends, whitespace=section.whitespace, verify=section.verify)
+        self._forms = start_judges(config, grammars)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
         self.manager = TokenizerManager(
             tokenizer,
             self._thread.send,
             facts,
             healthy=lambda: self._thread.healthy,
-            forms=forms,
+            forms=self._forms,
             thinking=thinking(tokenizer, config.model.thinking_end),
             vitals=lambda: dataclasses.replace(self._thread.vitals, observers=self._feeds.report()),
         )
@@ -86,6 +83,8 @@ class Runtime:
     def close(self) -> None:
         """Stop the scheduler; requests that still run end with an error. Safe to call twice."""
         self._thread.stop()
+        if self._forms is not None:
+            self._forms.close()
         self._feeds.close()
 
 
@@ -170,15 +169,33 @@ def start_grammars(
     return None
 
 
+def start_judges(config: Config, grammars: GrammarManager | None) -> Judges | None:
+    """Who reads and judges the forms that requests ask for; None: nobody. Starts no process yet."""
+    if grammars is None:
+        return None
+    section = config.grammar
+    return Judges(
+        {name: (installed().get("grammar", name), section.options(name)) for name in grammars.backends},
+        grammars.backends,
+        whitespace=section.whitespace,
+        verify=section.verify,
+        limit_s=section.compile_timeout_s,
+        memory_bytes=section.compile_memory_bytes,
+    )
+
+
 @contextmanager
 def _optional(config: Config, instead: str) -> Iterator[None]:
-    """What was not asked for by name does not keep an engine from starting."""
+    """What was not asked for by name does not keep an engine from starting.
+
+    A plugin that is broken is a warning; a model that there are no grammars for is not, and requests are told.
+    """
     try:
         yield
     except RtkError as error:
         if config.grammar.backend != "auto":
             raise
-        log.warning("%s; %s", error, instead)
+        log.log(logging.WARNING if isinstance(error, PluginError) else logging.INFO, "%s; %s", error, instead)
 
 
 def _scheduler(

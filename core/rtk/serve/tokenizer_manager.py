@@ -170,7 +170,7 @@ class TokenizerManager:
                 field=asked.field or asked.kind,
                 code="grammar_off",
             )
-        return await asyncio.to_thread(self._forms.serve, asked)
+        return await self._forms.serve(asked)
 
     async def generate_batch(
         self, requests: Sequence[GenerateRequest], rid: str | None = None
@@ -313,9 +313,9 @@ class TokenizerManager:
     # --- asking -------------------------------------------------------------------------------------------------
 
     async def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters and gauges."""
+        """The scheduler's counters and gauges, and what became of the forms that were asked for."""
         answer: Stats = await self._ask(GetStats)
-        return answer.values
+        return answer.values if self._forms is None else answer.values | self._forms.stats()
 
     async def flush(self) -> int:
         """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""

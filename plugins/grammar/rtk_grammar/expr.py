@@ -298,9 +298,17 @@ def _used(expr: Expr) -> Iterator[Range]:
 
 def pruned(rules: Rules) -> Rules:
     """The same without what can never come to an end, and without rules that nobody needs."""
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, rule in rules.items():
+        for used in set(names(rule)):
+            users[used].append(name)
     ending: set[str] = set()
-    while found := {name for name, rule in rules.items() if name not in ending and _ends(rule, ending)}:
-        ending |= found
+    left = list(rules)
+    while left:
+        name = left.pop()
+        if name not in ending and _ends(rules[name], ending):
+            ending.add(name)
+            left += users[name]
     known: Rules = {name: Ref(name) if name in ending else NEVER for name in rules}
     made = {name: _filled(rule, known) for name, rule in rules.items() if name in ending}
     needed: dict[str, None] = {}
@@ -337,3 +345,33 @@ def _filled(expr: Expr, known: Rules) -> Expr:
         case Rep(part, least, most):
             return rep(_filled(part, known), least, most)
     return expr
+
+
+def paths(edges: dict[int, dict[int, Expr]]) -> dict[int, Expr]:
+    """What leads from the first state, 0, to each, by what leads from one to another."""
+    found: dict[int, Expr] = {}
+    for goal in edges:
+        left = {state: dict(row) for state, row in edges.items()}
+        for state in sorted(edges, reverse=True):
+            if state in (0, goal):
+                continue
+            again = rep(left[state].pop(state, NEVER))
+            for row in left.values():
+                if row is not left[state] and (first := row.pop(state, None)) is not None:
+                    for target, last in left[state].items():
+                        path = seq(first, again, last)
+                        row[target] = alt(row[target], path) if target in row else path
+            del left[state]
+        found[goal] = _from_first(left, goal)
+    return found
+
+
+def _from_first(left: dict[int, dict[int, Expr]], goal: int) -> Expr:
+    here = left[0].get(0, NEVER)
+    if goal == 0:
+        return rep(here)
+    there, back, stays = left[0].get(goal, NEVER), left[goal].get(0, NEVER), left[goal].get(goal, NEVER)
+    # Go round at the first state as often as one likes, by way of the goal too; then to the goal, and stay there.
+    round_trip = seq(there, rep(stays), back) if back != NEVER else NEVER
+    loops = [one for one in (here, round_trip) if one != NEVER]
+    return seq(rep(alt(*loops)) if loops else EMPTY, there, rep(stays))

@@ -500,12 +500,10 @@ class Writer:
             except RefusedError as error:
                 self.reasons.refuse(f"patternProperties: {error}", pointer(place, pattern))
                 return None
-        if len(found) > 1 and any(one != found[0][1] for _, one, _ in found):
-            self._note("object", "patternProperties that overlap", place)
-            return None
-        if found and schema.get("additionalProperties", True) is not False:
-            self._note("object", "patternProperties and additionalProperties", place)
-            return None
+        for i, (expr, one, _) in enumerate(found):
+            if any(one != schema and strings.overlap(expr, other) for other, schema, _ in found[:i]):
+                self._note("object", "patternProperties that overlap", place)
+                return None
         return found
 
     def _others(
@@ -521,21 +519,30 @@ class Writer:
         if "propertyNames" in schema and (taken or patterns):
             self._note("object", "propertyNames beside others", pointer(at, "propertyNames"))
             return NEVER
-        if patterns:
-            name = strings.matching(alt(*(strings.without(expr, taken) for expr, _, _ in patterns)))
-            rest, place = patterns[0][1], patterns[0][2]
-        else:
-            place = pointer(at, "additionalProperties")
-            name = strings.string()
-        value = self._value(rest, place)
-        if value == NEVER:
-            return NEVER
-        if "propertyNames" in schema:
+        members = [
+            self._member(strings.matching(strings.without(expr, taken)), one, place) for expr, one, place in patterns
+        ]
+        place = pointer(at, "additionalProperties")
+        if rest is False:
+            name: Expr | None = NEVER
+        elif "propertyNames" in schema:
             name = self._names(schema["propertyNames"], pointer(at, "propertyNames"))
-        elif not patterns and taken:
-            self._note("object", "properties", pointer(at, "additionalProperties"))
+        elif patterns:
+            found = strings.outside(alt(*(expr for expr, _, _ in patterns), *map(Text, sorted(taken))))
+            name = None if found is None else strings.matching(found)
+        elif taken:
+            self._note("object", "properties", place)
             name = strings.other_than(taken)
-        return NEVER if name == NEVER else self._rule(seq(name, self.colon, value))
+        else:
+            name = strings.string()
+        if name is None:
+            self._note("object", "patternProperties and additionalProperties", pointer(at, "patternProperties"))
+            return NEVER
+        return alt(*(one for one in [*members, self._member(name, rest, place)] if one != NEVER))
+
+    def _member(self, name: Expr, schema: Schema, place: str) -> Expr:
+        value = NEVER if name == NEVER else self._value(schema, place)
+        return NEVER if value == NEVER else self._rule(seq(name, self.colon, value))
 
     def _names(self, schema: Schema, at: str) -> Expr:
         if schema is True:

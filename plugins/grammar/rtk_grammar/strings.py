@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
+from typing import TypeVar
 
 from rtk_grammar.expr import (
     ANY,
@@ -23,11 +24,18 @@ from rtk_grammar.expr import (
     inside,
     one_of,
     optional,
+    paths,
     rep,
     seq,
+    size,
     token,
 )
 
+K = TypeVar("K")
+MOST_STATES = 24
+MOST_PAIRS = 200
+MOST_PARTS = 4000
+"""Of automata and expressions that are worked out here."""
 QUOTE = Text('"')
 SPECIAL: tuple[Range, ...] = ((0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\")))
 """Characters that must be escaped."""
@@ -156,6 +164,46 @@ def without(expr: Expr, texts: Collection[str]) -> Expr:
     for low, high in _pieces(expr, following):
         options.append(seq(chars([(low, high)]), after(expr, low)))
     return alt(*(option for option in options if option != NEVER))
+
+
+def outside(expr: Expr) -> Expr | None:
+    """All texts that `expr` does not match; None where that takes too much."""
+    known: dict[Expr, int] = {expr: 0}
+    edges: dict[int, dict[int, Expr]] = {}
+    for one, state in _growing(known):
+        pieces: dict[Expr, list[Range]] = {}
+        for low, high in _pieces(one, ()):
+            pieces.setdefault(after(one, low), []).append((low, high))
+        edges[state] = {known.setdefault(next_one, len(known)): chars(found) for next_one, found in pieces.items()}
+        if len(known) > MOST_STATES:
+            return None
+    to = paths(edges)
+    found = alt(*(to[state] for one, state in known.items() if not can_be_empty(one, {})))
+    return found if size(found, {}) <= MOST_PARTS else None
+
+
+def overlap(first: Expr, second: Expr) -> bool:
+    """Whether some text matches both; also where it takes too much to find out."""
+    known: dict[tuple[Expr, Expr], int] = {(first, second): 0}
+    for (a, b), _ in _growing(known):
+        if can_be_empty(a, {}) and can_be_empty(b, {}):
+            return True
+        for low, _ in _pieces(Alt((a, b)), ()):
+            pair = after(a, low), after(b, low)
+            if NEVER not in pair:
+                known.setdefault(pair, len(known))
+        if len(known) > MOST_PAIRS:
+            return True
+    return False
+
+
+def _growing(known: dict[K, int]) -> Iterator[tuple[K, int]]:
+    """What is in a dictionary, and what is put there meanwhile."""
+    done = 0
+    while done < len(known):
+        for item in list(known.items())[done:]:
+            done += 1
+            yield item
 
 
 def _pieces(expr: Expr, but_for: Iterable[str]) -> Iterator[Range]:

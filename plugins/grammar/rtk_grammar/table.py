@@ -19,7 +19,9 @@ Table = Mapping[tuple[str, str], Entry]
 """By shape and keyword. What is not in it is refused."""
 
 EXACT = Entry("exact")
-SPELLING = Entry("narrowed", "names, constants and texts with a pattern are spelled with no needless escapes")
+SPELLING = Entry(
+    "narrowed", "names, constants and texts with a pattern are spelled in one way, with no needless escapes"
+)
 ORDER = Entry("narrowed", "properties come in the order of the schema, then the others")
 INTEGER = Entry("narrowed", "integers have no fraction and no exponent, and at most 40 digits where they have no bound")
 NUMBER = Entry("narrowed", "numbers have at most 40 digits before the point and after it, and 2 in the exponent")
@@ -75,9 +77,11 @@ TABLE: dict[tuple[str, str], Entry] = {
     ("object", "additionalProperties"): EXACT,
     ("object", "patternProperties"): SPELLING,
     ("object", "patternProperties and additionalProperties"): Entry(
-        "refused", "patternProperties together with additionalProperties that is not false"
+        "refused", "patternProperties that are too large to say which other names are additionalProperties"
     ),
-    ("object", "patternProperties that overlap"): Entry("refused", "several patternProperties of different schemas"),
+    ("object", "patternProperties that overlap"): Entry(
+        "refused", "several patternProperties, of different schemas, that may match the same name"
+    ),
     ("object", "patternProperties over properties"): Entry(
         "refused", "patternProperties that a property matches which has another schema"
     ),

@@ -15,6 +15,7 @@ from rtk_grammar.expr import (
     all_but,
     alt,
     optional,
+    paths,
     rep,
     seq,
     token,
@@ -138,7 +139,7 @@ class _Free:
                 elif target:
                     edges[state][target] = alt(*(one for one in [edges[state].get(target)] if one), Text(char))
             edges[state][0] = self._others(state)
-        to = _paths(edges)
+        to = paths(edges)
         until = {one: alt(*(seq(to[state], last) for state, last in found.items())) for one, found in ends.items()}
         return alt(*to.values()), until
 
@@ -163,33 +164,3 @@ def _automaton(triggers: list[str]) -> tuple[list[str], dict[int, dict[str, int]
                 ends = (written[i:] for i in range(len(written) + 1))
                 steps[state][char] = known[next(end for end in ends if end in known)]
     return states, steps
-
-
-def _paths(edges: dict[int, dict[int, Expr]]) -> dict[int, Expr]:
-    """What may be written from the first state to each."""
-    found: dict[int, Expr] = {}
-    for goal in edges:
-        left = {state: dict(row) for state, row in edges.items()}
-        for state in sorted(edges, reverse=True):
-            if state in (0, goal):
-                continue
-            again = rep(left[state].pop(state, NEVER))
-            for row in left.values():
-                if row is not left[state] and (first := row.pop(state, None)) is not None:
-                    for target, last in left[state].items():
-                        path = seq(first, again, last)
-                        row[target] = alt(row[target], path) if target in row else path
-            del left[state]
-        found[goal] = _from_first(left, goal)
-    return found
-
-
-def _from_first(left: dict[int, dict[int, Expr]], goal: int) -> Expr:
-    here = left[0].get(0, NEVER)
-    if goal == 0:
-        return rep(here)
-    there, back, stays = left[0].get(goal, NEVER), left[goal].get(0, NEVER), left[goal].get(goal, NEVER)
-    # Go round at the first state as often as one likes, by way of the goal too; then to the goal, and stay there.
-    round_trip = seq(there, rep(stays), back) if back != NEVER else NEVER
-    loops = [one for one in (here, round_trip) if one != NEVER]
-    return seq(rep(alt(*loops)) if loops else EMPTY, there, rep(stays))

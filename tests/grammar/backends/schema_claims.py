@@ -91,7 +91,9 @@ CLAIMS = [
         "refused",
         {"type": "object", "properties": {"x_a": STRING}, "patternProperties": X_NAMES, "additionalProperties": False},
     ),
-    ("refused", {"type": "object", "patternProperties": X_NAMES}),
+    ("narrowed", {"type": "object", "patternProperties": X_NAMES, "additionalProperties": NULL}),
+    ("narrowed", {"type": "object", "patternProperties": {**X_NAMES, "^(?:[a-c])$": NULL}, "properties": {"b": NULL}}),
+    ("refused", {"type": "object", "patternProperties": {"^(?:[ab]*a[ab]{5})$": INTEGER}}),
     (
         "refused",
         {"type": "object", "patternProperties": X_NAMES | {"^(?:x_a)$": STRING}, "additionalProperties": False},

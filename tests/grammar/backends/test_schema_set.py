@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from test_table import BACKENDS, backend, can_say
 
+from rtk.grammar.schema import SchemaError, normalise
 from rtk.plugin.grammar import Spec
 from rtk.plugin.testing.grammar import VOCABULARY
 
-schema = pytest.importorskip("rtk.grammar.schema")
 CASES = json.loads((Path(__file__).parents[2] / "data" / "schema_cases.json").read_text(encoding="utf-8"))
 SERVED = {"xgrammar": 43, "llguidance": 43, "outlines": 36}
 """Of the 43 that something satisfies: all texts that must be possible are, and none that must not be."""
@@ -19,8 +19,8 @@ BEST = ("exact", "narrowed", "refused")
 def normal(case):
     """The case as a spec; None where the host refuses it."""
     try:
-        return Spec("json_schema", schema.normalise(case["schema"]).text)
-    except schema.SchemaError:
+        return Spec("json_schema", normalise(case["schema"]).text)
+    except SchemaError:
         return None
 
 

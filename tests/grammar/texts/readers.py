@@ -6,6 +6,9 @@ import llguidance
 import outlines_core
 import xgrammar
 
+from rtk.plugin import Options, Spec, Vocabulary
+from rtk_grammar.llguidance.backend import LLGuidance
+
 END = 256
 TOKENS = [bytes([i]) for i in range(256)] + [b""]
 
@@ -80,9 +83,12 @@ def regex_readers(pattern):
     }
 
 
-def ebnf_readers(grammar, lark):
-    """The same for a grammar."""
-    return {
-        "xgrammar": _with_xgrammar(_xgrammar().compile_grammar(grammar)),
-        "llguidance": _with_llguidance(llguidance.LLMatcher.grammar_from_lark(lark)),
-    }
+def ebnf_readers(grammar):
+    """The same for a grammar; llguidance gets it from its plugin, because it reads another language."""
+    matcher = LLGuidance(Options()).compile(Spec("ebnf", grammar), Vocabulary(TOKENS, frozenset({END})))
+
+    def accepts(text):
+        fork = matcher.fork()
+        return all(map(fork.accept, (*text.encode(), END)))
+
+    return {"xgrammar": _with_xgrammar(_xgrammar().compile_grammar(grammar)), "llguidance": accepts}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rtk.errors import RequestError
-from rtk.grammar.ebnf import EbnfError, parse, text, to_lark
+from rtk.grammar.ebnf import EbnfError, parse, text
 from rtk.grammar.ebnf.nodes import EMPTY, Choice, Ref, Row, Times, choice, row, times
 from rtk.grammar.regex.nodes import Chars
 
@@ -38,7 +38,7 @@ from rtk.grammar.regex.nodes import Chars
 )
 def test_what_clients_write(grammar, good, bad):
     found = parse(grammar)
-    for name, accepts in readers.ebnf_readers(text(found), to_lark(found)).items():
+    for name, accepts in readers.ebnf_readers(text(found)).items():
         assert [one for one in (*good, *bad) if accepts(one)] == good, name
 
 
@@ -236,5 +236,5 @@ def test_random_grammars(rules):
     assert _short_texts(found.rules) == expected
     again = parse(text(found))
     assert _short_texts(again.rules) == expected and text(again) == text(found)
-    for name, accepts in readers.ebnf_readers(text(found), to_lark(found)).items():
+    for name, accepts in readers.ebnf_readers(text(found)).items():
         assert {word for word in WORDS if accepts(word)} == expected, name

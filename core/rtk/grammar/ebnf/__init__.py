@@ -3,6 +3,6 @@
 from rtk.grammar.ebnf.check import parse
 from rtk.grammar.ebnf.errors import EbnfError
 from rtk.grammar.ebnf.nodes import Grammar
-from rtk.grammar.ebnf.text import text, to_lark
+from rtk.grammar.ebnf.text import text
 
-__all__ = ["EbnfError", "Grammar", "parse", "text", "to_lark"]
+__all__ = ["EbnfError", "Grammar", "parse", "text"]

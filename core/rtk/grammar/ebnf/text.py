@@ -1,4 +1,4 @@
-"""The canonical text of a grammar, in the dialect of xgrammar, and the same for llguidance.
+"""The canonical text of a grammar, in the dialect of xgrammar.
 
 `root` comes first; the others are numbered in the order in which they are needed, so that no name is one of a library's
 own words. Characters are written as in regular expressions, see `rtk.grammar.regex.text`.
@@ -13,18 +13,8 @@ from rtk.grammar.regex.text import chars, code, times
 
 def text(grammar: Grammar) -> str:
     """`grammar`, a rule on each line."""
-    names = _names(grammar, "root")
+    names = {name: f"r{i}" if i else "root" for i, name in enumerate(grammar.rules)}
     return "".join(f"{names[name]} ::= {_text(rule, names, 0)}\n" for name, rule in grammar.rules.items())
-
-
-def to_lark(grammar: Grammar) -> str:
-    """`grammar` as llguidance reads it. Every character is a token of its own, so that none is taken too long."""
-    names = _names(grammar, "start")
-    return "".join(f"{names[name]}: {_lark(rule, names, 0)}\n" for name, rule in grammar.rules.items())
-
-
-def _names(grammar: Grammar, root: str) -> dict[str, str]:
-    return {name: f"r{i}" if i else root for i, name in enumerate(grammar.rules)}
 
 
 def _text(expr: Expr, names: Mapping[str, str], binding: int) -> str:
@@ -71,17 +61,3 @@ def _character(point: int) -> str:
     if chr(point) in '"\\':
         return "\\" + chr(point)
     return chr(point) if 0x20 <= point < 0x7F else code(point)
-
-
-def _lark(expr: Expr, names: Mapping[str, str], binding: int) -> str:
-    if isinstance(expr, Ref):
-        return names[expr.name]
-    if isinstance(expr, Chars):
-        return f"/{chars(expr.ranges).replace('/', chr(92) + '/')}/"
-    if isinstance(expr, Times):
-        found, own = _lark(expr.item, names, 2) + times(expr.low, expr.high), 1
-    elif isinstance(expr, Row):
-        found, own = " ".join(_lark(item, names, 1) for item in expr.items) or '""', 1 if expr.items else 2
-    else:
-        found, own = " | ".join(_lark(option, names, 1) for option in expr.options), 0
-    return f"({found})" if own < binding else found

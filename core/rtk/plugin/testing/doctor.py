@@ -61,7 +61,7 @@ def _look(entry: Registered, checks: Sequence[Check], notes: _Notes) -> None:
     try:
         subject()
     except PluginError as error:
-        notes.problems.append(str(error))
+        notes.problems.append(str(error).removeprefix(entry.label).lstrip())
         return
     for check in checks:
         notes.doing = check.name

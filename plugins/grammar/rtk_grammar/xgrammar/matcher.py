@@ -1,7 +1,6 @@
 """What needs xgrammar: compiles EBNF, and follows it."""
 
 import re
-import time
 
 import numpy as np
 import xgrammar
@@ -14,16 +13,14 @@ from rtk_grammar.tokens import PerVocabulary, TokenMatcher, again, one_line
 
 PLACE = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
 """What its errors begin with."""
-QUICK_S = 0.5
-"""Up to so long, it is compiled again rather than sent: written out it may have 50 times what it has in memory."""
 
 
-def _compiler(vocabulary: Vocabulary) -> tuple[xgrammar.TokenizerInfo, xgrammar.GrammarCompiler]:
+def _compiler(vocabulary: Vocabulary) -> xgrammar.GrammarCompiler:
     tokens = [b"" if i in vocabulary.ends else token for i, token in enumerate(vocabulary.tokens)]
     info = xgrammar.TokenizerInfo(
         tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=sorted(vocabulary.ends)
     )
-    return info, xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
 _compilers = PerVocabulary(_compiler)
@@ -31,37 +28,31 @@ _compilers = PerVocabulary(_compiler)
 
 def compiled(rules: Rules, vocabulary: Vocabulary) -> "XGrammarMatcher":
     """A matcher at the start. Raises `ValueError`."""
+    return _started(ebnf(rules), vocabulary)
+
+
+def _started(text: str, vocabulary: Vocabulary) -> "XGrammarMatcher":
     try:
-        return _compiled(ebnf(rules), vocabulary)
+        grammar = _compilers(vocabulary).compile_grammar(text)
     except RuntimeError as error:
         raise ValueError(f"xgrammar cannot compile it: {one_line(PLACE.sub('', str(error)))}") from None
-
-
-def _compiled(text: str, vocabulary: Vocabulary) -> "XGrammarMatcher":
-    compiler = _compilers(vocabulary)[1]
-    began = time.thread_time()
-    grammar = compiler.compile_grammar(text)  # it lets other threads go on
-    quick = time.thread_time() - began <= QUICK_S
-    return XGrammarMatcher(grammar, vocabulary, text=text if quick else "")
+    return XGrammarMatcher(text, vocabulary, xgrammar.GrammarMatcher(grammar), int(grammar.memory_size_bytes))
 
 
 class XGrammarMatcher(TokenMatcher):
-    """Forks share what was compiled. Pickles as the grammar's text where that was compiled quickly."""
+    """Forks share what was compiled.
 
-    def __init__(
-        self,
-        grammar: xgrammar.CompiledGrammar,
-        vocabulary: Vocabulary,
-        matcher: xgrammar.GrammarMatcher | None = None,
-        text: str = "",
-    ) -> None:
+    Pickles as the text of the grammar. What was compiled has up to some 20 MB as JSON: to write and read that can take
+    three times as long as to compile it again, which blocks no other thread.
+    """
+
+    def __init__(self, text: str, vocabulary: Vocabulary, matcher: xgrammar.GrammarMatcher, size: int) -> None:
         super().__init__(vocabulary)
-        self.size = int(grammar.memory_size_bytes)
-        self._grammar = grammar
+        self.size = size
         self._text = text
+        self._matcher = matcher
         self._tail = (1 << len(vocabulary.tokens) % WORD) - 1
         """The bits of the last word that stand for tokens; none where all do. It sets the others too."""
-        self._matcher = xgrammar.GrammarMatcher(grammar) if matcher is None else matcher
 
     def complete(self) -> bool:
         return bool(self._matcher.is_completed())
@@ -73,7 +64,7 @@ class XGrammarMatcher(TokenMatcher):
         self._matcher.rollback(count)
 
     def fork(self) -> "XGrammarMatcher":
-        return self.with_past_of(XGrammarMatcher(self._grammar, self.vocabulary, self._matcher.fork(), self._text))
+        return self.with_past_of(XGrammarMatcher(self._text, self.vocabulary, self._matcher.fork(), self.size))
 
     def forced(self) -> bytes:
         return b"" if self.ended else self._matcher.find_jump_forward_string().encode()
@@ -84,15 +75,8 @@ class XGrammarMatcher(TokenMatcher):
             mask[row, -1] &= self._tail
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self._text:
-            return _again, (self._text, self.vocabulary, self.past)
-        return _sent, (self._grammar.serialize_json(), self.vocabulary, self.past)
+        return _sent, (self._text, self.vocabulary, self.past)
 
 
-def _again(text: str, vocabulary: Vocabulary, past: list[int]) -> XGrammarMatcher:
-    return again(_compiled(text, vocabulary), past)
-
-
-def _sent(grammar: str, vocabulary: Vocabulary, past: list[int]) -> XGrammarMatcher:
-    info = _compilers(vocabulary)[0]
-    return again(XGrammarMatcher(xgrammar.CompiledGrammar.deserialize_json(grammar, info), vocabulary), past)
+def _sent(text: str, vocabulary: Vocabulary, past: list[int]) -> XGrammarMatcher:
+    return again(_started(text, vocabulary), past)
