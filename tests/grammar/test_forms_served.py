@@ -163,6 +163,14 @@ def test_what_cannot_be_kept_is_refused(serving, fields, field, problem):
     assert error_of(serving.post("/v1/completions", max_tokens=5, stream=True, **fields)) == error
 
 
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf", "structural_tag"])
+def test_half_a_character_is_refused(serving, kind):
+    for text in ("\ud83d", '{"pattern":"\ude00"}'):
+        with pytest.raises(RequestError, match=f"^{kind} has half of a surrogate pair in it") as caught:
+            serving.engine.generate("x", {kind: text})
+        assert (caught.value.code, caught.value.status) == ("invalid_grammar", 400)
+
+
 def test_bad_ones_do_not_touch_the_others(serving):
     good = [("/generate", {"text": f"{i}|", "regex": "[ab]{9}"}) for i in range(8)]
     bad = [("/v1/completions", {"prompt": "x", **fields}) for fields, _, _ in BAD]
