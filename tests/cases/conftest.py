@@ -2,7 +2,7 @@ import sys
 from pathlib import Path
 
 # helpers that live beside the tests of one part
-for part in ("serve", "cache", "plugin"):
+for part in ("serve", "cache", "plugin", "grammar"):
     sys.path.append(str(Path(__file__).parents[1] / part))
 
 from real_distributions import install  # noqa: E402, F401 - a fixture

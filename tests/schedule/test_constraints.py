@@ -334,6 +334,18 @@ def test_a_dead_end_is_an_error_of_its_own():
     books_are_closed(h)
 
 
+def test_a_client_whose_stops_bar_the_only_way_on_is_told_so():
+    h = harness(prefers(byte("x")))
+    h.add("a", [1], constraint=shaped(OBJECT), stop_token_ids=(byte(":"),))
+    h.run()
+    finish = h.finished["a"]
+    assert (finish.reason, finish.code, finish.status) == ("error", "grammar_dead_end", 400)
+    assert finish.problem == (
+        "no token can follow here under the grammar but those of stop_token_ids; leave some of them out"
+    )
+    books_are_closed(h)
+
+
 def test_a_backend_that_fails_on_many_at_once_and_on_nobody_alone_is_asked_one_by_one(caplog):
     class Lonely(Shapes):
         def fill_batch(self, matchers, mask, rows):

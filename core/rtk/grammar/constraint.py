@@ -22,8 +22,9 @@ AHEAD = 128
 MOST_LOOKED_AT = 100
 """Places along the keys of an object, to see whether there are others."""
 
-State = Literal["open", "complete", "ended", "dead"]
-"""The answer must go on; it may end here, or go on; it can only end; it can do neither."""
+State = Literal["open", "complete", "ended", "barred", "dead"]
+"""The answer must go on; it may end here, or go on; it can only end; the request's own stops are all it could go on
+with; nothing is."""
 
 
 class Constraint:
@@ -124,11 +125,14 @@ class Constraint:
             self.state = "open" if row.any() else "dead"
         else:
             may_end = any(row[end // WORD] >> end % WORD & 1 for end in self._vocabulary.ends)
+            barred = self._open is not self._words.open and bool((row & self._words.open & ~self._open).any())
             row &= self._open
             if self._keys is not None:
                 self._keep_keys(self._keys, row)
-            goes_on = row.any()
-            self.state = ("complete" if goes_on else "ended") if may_end else "open" if goes_on else "dead"
+            if row.any():
+                self.state = "complete" if may_end else "open"
+            else:
+                self.state = "ended" if may_end else "barred" if barred else "dead"
             if may_end:
                 _set(row, self._stops)
         self.stale = False
@@ -208,7 +212,7 @@ class Constraint:
         for count, (state, row) in enumerate(zip(states, self.ahead, strict=True)):
             state.refine(row)
             state.look_ahead(row)
-            if state.state in ("ended", "dead"):
+            if state.state in ("ended", "barred", "dead"):
                 return count
         return len(states)
 

@@ -238,7 +238,15 @@ def _version(library: str) -> str:
 
 
 def _text(asked: AskedForm, field: str) -> tuple[str, str]:
-    """The kind of a form that a backend knows, and what was sent as one text."""
+    """The kind of a form that a backend knows, and what was sent as one text, which can be written."""
+    kind, text = _sent(asked, field)
+    if not choice.writable(text):
+        problem = f"{field} has half of a surrogate pair in it, which no text can have"
+        raise RequestError(problem, field=field, code="invalid_grammar")
+    return kind, text
+
+
+def _sent(asked: AskedForm, field: str) -> tuple[str, str]:
     value = asked.value
     match asked.kind:
         case "json_object":

@@ -86,9 +86,9 @@ class Constraints:
                 yield request, self._fault(constraint, problem)
             elif constraint.state == "ended":
                 yield request, Finish(reason="stop")
-            elif constraint.state == "dead":
+            elif constraint.state in ("barred", "dead"):
                 self._counters["grammar_dead_ends"] += 1
-                yield request, _error("no token can follow here under the grammar", "grammar_dead_end")
+                yield request, _dead_end(barred=constraint.state == "barred")
 
     def _ask(self, group: list[tuple[Request, Constraint]], bits: NDArray[np.int32]) -> str:
         """Have a backend write the rows of these; answers what went wrong."""
@@ -153,8 +153,13 @@ class Constraints:
     def _fault(self, constraint: Constraint, problem: str) -> Finish:
         self._counters["grammar_faults"] += 1
         self._health.fault(f"grammar plugin {constraint.name!r}", problem, INSTEAD)
-        return _error(f"the grammar backend {constraint.name!r} failed on this answer", "grammar_failed")
+        failed = f"the grammar backend {constraint.name!r} failed on this answer"
+        return Finish(reason="error", problem=failed, code="grammar_failed")
 
 
-def _error(problem: str, code: str) -> Finish:
-    return Finish(reason="error", problem=problem, code=code)
+def _dead_end(*, barred: bool) -> Finish:
+    """`barred`: by the request's own stops."""
+    problem = "no token can follow here under the grammar"
+    if barred:
+        problem += " but those of stop_token_ids; leave some of them out"
+    return Finish(reason="error", problem=problem, code="grammar_dead_end", status=400 if barred else 500)

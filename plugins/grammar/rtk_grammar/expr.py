@@ -6,6 +6,7 @@ them reads a schema, a pattern or a tag by itself.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 Range = tuple[int, int]
 """Code points, the last one included."""
@@ -278,6 +279,37 @@ def can_be_empty(expr: Expr, known: dict[str, bool]) -> bool:
             return least == 0 or can_be_empty(part, known)
         case Token(part):
             return can_be_empty(part, known)
+
+
+def endless_readings(rules: Rules) -> bool:
+    """Whether some rule may be nothing but itself in the end: one text then has any number of readings."""
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, rule in rules.items():
+        for used in set(names(rule)):
+            users[used].append(name)
+    empty = dict.fromkeys(rules, False)
+    left = list(rules)
+    while left:
+        name = left.pop()
+        if not empty[name] and can_be_empty(rules[name], empty):
+            empty[name] = True
+            left += users[name]
+    try:
+        TopologicalSorter({name: set(_alone(rule, empty)) for name, rule in rules.items()}).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _alone(expr: Expr, empty: dict[str, bool]) -> Iterator[str]:
+    """The rules that an expression may be, with nothing beside them."""
+    if isinstance(expr, Ref):
+        yield expr.name
+    filled = [part for part in inside(expr) if not can_be_empty(part, empty)] if isinstance(expr, Seq) else []
+    if isinstance(expr, Rep) and expr.least > 1 and not can_be_empty(expr.part, empty):
+        return
+    for part in inside(expr) if not filled else filled if len(filled) == 1 else ():
+        yield from _alone(part, empty)
 
 
 def unused(expr: Expr) -> str | None:

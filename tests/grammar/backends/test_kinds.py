@@ -70,6 +70,23 @@ def test_grammars_that_never_end_are_refused(name, grammar):
     assert reason.problem == "nothing that it allows ever comes to an end"
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= root | "a"',
+        "root ::= root{0,2}",
+        'root ::= a a\na ::= ("x"? root b)? | "y"\nb ::= "z"*',
+        'root ::= "(" a ")"\na ::= b+ | "x"\nb ::= a? "y"?',
+    ],
+)
+def test_one_text_with_any_number_of_readings_is_not_for_xgrammar(grammar):
+    (reason,) = backend("xgrammar").judge(Spec("ebnf", grammar)).reasons
+    assert reason.problem == "a rule that may be nothing but itself"
+    assert backend("llguidance").judge(Spec("ebnf", grammar)).verdict == "exact"
+    for other in ('root ::= root root | "a"', 'root ::= "a" root{0,2}', 'root ::= a{2} "b"\na ::= "x"? root?'):
+        assert backend("xgrammar").judge(Spec("ebnf", other)).verdict == "exact"
+
+
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_tags(name):
     boolean, integer = {"type": "boolean"}, {"type": "integer"}

@@ -2,7 +2,7 @@
 
 from rtk.plugin.grammar import Vocabulary
 from rtk_grammar.compiled import Writing
-from rtk_grammar.expr import Rules
+from rtk_grammar.expr import Rules, endless_readings
 from rtk_grammar.tokens import TokenMatcher
 from rtk_grammar.xgrammar.linear import MOST_RULES, TooManyError, linear
 
@@ -18,6 +18,8 @@ class XGrammar(Writing):
     free_by_rules = True
 
     def fits(self, rules: Rules) -> str:
+        if endless_readings(rules):  # it crashes on some, and takes seconds for masks of others
+            return "a rule that may be nothing but itself"
         try:
             linear(rules)
         except TooManyError:
