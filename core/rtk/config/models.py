@@ -312,7 +312,7 @@ class GrammarConfig(PluginSection):
         default=None,
         ge=1,
         le=256,
-        description="processes that compile grammars; null: as many as half of the cores",
+        description="processes that judge forms, and as many that compile grammars; null: half of the cores",
         json_schema_extra=flag("--grammar-workers"),
     )
     compile_timeout_s: float = Field(

@@ -140,19 +140,21 @@ class Choice(msgspec.Struct, frozen=True):
 class Forms:
     """Chooses among the backends of one engine, one form at a time. Used from one thread, but for `choose`."""
 
-    lanes = 1
-    """Forms that are chosen for at a time."""
-
     def __init__(
-        self, backends: Mapping[str, GrammarBackend], *, whitespace: int = WHITESPACE, verify: bool = False
+        self,
+        backends: Mapping[str, GrammarBackend],
+        *,
+        whitespace: int = WHITESPACE,
+        verify: bool = False,
+        lanes: int = 1,
     ) -> None:
-        """`whitespace` and `verify` are those of requests that say nothing."""
+        """`whitespace` and `verify` are those of requests that say nothing; `lanes` forms are chosen for at a time."""
         first = [name for name in PREFERRED if name in backends]
         self._backends = {name: backends[name] for name in [*first, *sorted(backends.keys() - {*first})]}
         self._whitespace = whitespace
         self._verify = verify
         self._kept: OrderedDict[tuple[str, str, int], Choice] = OrderedDict()
-        self._pool = ThreadPoolExecutor(self.lanes, thread_name_prefix="rtk-forms")
+        self._pool = ThreadPoolExecutor(lanes, thread_name_prefix="rtk-forms")
         self._counts = dict.fromkeys(COUNTERS, 0)
 
     async def serve(self, asked: AskedForm) -> ServedForm:

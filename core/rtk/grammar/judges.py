@@ -47,8 +47,6 @@ class _Reply(msgspec.Struct, frozen=True):
 class Judges(Forms):
     """`Forms` whose work is done in processes, which are started when they are needed and then stay."""
 
-    lanes = 2
-
     def __init__(
         self,
         plugins: Plugins,
@@ -58,9 +56,10 @@ class Judges(Forms):
         verify: bool = False,
         limit_s: float = 10.0,
         memory_bytes: int = 2**31,
+        lanes: int = 1,
     ) -> None:
-        """`plugins` are built once more in each process. The limits are for one form."""
-        super().__init__(backends, whitespace=whitespace, verify=verify)
+        """`plugins` are built once more in each process, `lanes` of them. The limits are for one form."""
+        super().__init__(backends, whitespace=whitespace, verify=verify, lanes=lanes)
         self._hello = pickle.dumps(({name: plugins[name] for name in self._backends}, memory_bytes))
         self._limit_s = limit_s
         self._change = threading.Lock()

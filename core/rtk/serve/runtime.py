@@ -181,6 +181,7 @@ def start_judges(config: Config, grammars: GrammarManager | None) -> Judges | No
         verify=section.verify,
         limit_s=section.compile_timeout_s,
         memory_bytes=section.compile_memory_bytes,
+        lanes=section.compile_workers or default_workers(),
     )
 
 
