@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shapes import DIGITS, OBJECT, QUOTED, SPECIAL, Constrained, Shapes, alone, byte, moody, prefers, said, shaped, text
 
-from rtk.plugin.grammar import Vocabulary
+from rtk.plugin.grammar import Vocabulary, write_row
 from rtk.plugin.testing.grammar import END, VOCABULARY
 
 ENDS = frozenset({END})
@@ -331,6 +331,28 @@ def test_a_dead_end_is_an_error_of_its_own():
     assert (h.finished["q"].reason, h.finished["q"].code) == ("error", "grammar_dead_end")
     assert (said(h.tokens["q"]), said(h.tokens["c"])) == ("qu", '"eeeee"')
     assert (h.stat("grammar_dead_ends"), h.stat("grammar_faults"), h.stat("plugin_faults")) == (1, 0, 0)
+    books_are_closed(h)
+
+
+def test_an_answer_that_takes_too_long_to_follow_ends_and_the_others_go_on(monkeypatch):
+    """In a batch nobody knows who it was: each is asked once more, alone."""
+    spent = [0.0]
+
+    def slowly(row):
+        spent[0] += 1.5
+        write_row(row, [byte("e")])
+
+    monkeypatch.setattr("rtk.schedule.constraints.thread_time", lambda: spent[0])
+    h = harness(prefers(byte("e")), jump_forward=False)
+    backend = Odd(fill_batch=slowly)
+    h.add("q", [2], constraint=shaped(ODD, backend=backend))
+    h.add("c", [4], constraint=shaped(QUOTED, backend=backend))
+    h.run()
+    finish = h.finished["q"]
+    assert (finish.reason, finish.code, finish.status) == ("error", "grammar_too_slow", 400)
+    assert finish.problem.startswith("what the grammar allows here took more than 1 s to find out")
+    assert (said(h.tokens["q"]), said(h.tokens["c"])) == ("qu", '"eeeee"')
+    assert (h.stat("grammar_slow"), h.stat("grammar_faults"), h.stat("plugin_faults")) == (1, 0, 0)
     books_are_closed(h)
 
 

@@ -1,12 +1,13 @@
 """The grammars of those who run: their masks, and what becomes of a backend that fails.
 
-A request whose backend raises, does not return, or contradicts itself ends with an error, and only that one: text that
-nobody vouches for is never sent. Requests without a grammar cost nothing here.
+A request whose backend raises, does not return, contradicts itself or takes too long ends with an error, and only that
+one: text that nobody vouches for is never sent. Requests without a grammar cost nothing here.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from time import thread_time
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +25,12 @@ Answer = TypeVar("Answer")
 
 GUESSES = 32
 """Tokens that are guessed at once for a request, at most."""
+SLOW_S = 1.0
+"""Seconds of computing that the mask of one answer may take: everybody else waits meanwhile."""
+TOO_SLOW = (
+    f"what the grammar allows here took more than {SLOW_S:g} s to find out: "
+    "write it so that a text can be read in one way only"
+)
 INSTEAD = "an error for the request"
 """What the host uses where a backend fails."""
 
@@ -69,10 +76,12 @@ class Constraints:
     def _renew(self, group: list[tuple[Request, Constraint]]) -> Iterator[tuple[Request, Finish]]:
         """The same for requests of one backend."""
         bits = self._bits_of(group[0][1])
+        began = thread_time()
         failed = self._ask(group, bits)
-        if failed and len(group) > 1:  # whose fault is it?
+        slow = thread_time() - began > SLOW_S
+        if (failed or slow) and len(group) > 1:  # whose fault is it?
             alone = [ended for one in group for ended in self._renew([one])]
-            if not alone:
+            if failed and not alone:
                 self._health.fault(f"grammar plugin {group[0][1].name!r}", failed, "one answer after the other")
             yield from alone
             return
@@ -84,6 +93,9 @@ class Constraints:
                 _, problem = self._try("forced", partial(constraint.look_ahead, bits[request.row]))
             if problem:
                 yield request, self._fault(constraint, problem)
+            elif slow:
+                self._counters["grammar_slow"] += 1
+                yield request, Finish(reason="error", problem=TOO_SLOW, code="grammar_too_slow", status=400)
             elif constraint.state == "ended":
                 yield request, Finish(reason="stop")
             elif constraint.state in ("barred", "dead"):

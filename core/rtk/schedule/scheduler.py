@@ -75,6 +75,7 @@ COUNTERS = (
     "sampling_errors",
     "grammar_dead_ends",
     "grammar_faults",
+    "grammar_slow",
     "jump_forward_steps",
     "jump_forward_tokens",
     "commit_failures",
