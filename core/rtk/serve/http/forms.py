@@ -44,11 +44,22 @@ def read_form(values: Mapping[str, Any], ignored: Ignored, *, prefix: str = "") 
     return dataclasses.replace(form, whitespace=form.whitespace if whitespace is None else whitespace, verify=verify)
 
 
-def either(one: AskedForm | None, other: AskedForm | None) -> AskedForm | None:
-    """The one that is there. Raises `RequestError` where both are."""
+def read_either(
+    values: Mapping[str, Any], inner: Mapping[str, Any], ignored: Ignored, *, prefix: str
+) -> AskedForm | None:
+    """The same of two places, the second called `prefix`: a form in one may have its options in the other."""
+    one, other = read_form(values, ignored), read_form(inner, ignored, prefix=prefix)
     if one is not None and other is not None:
         raise two_forms(one.field, other.field)
-    return one or other
+    form = one or other
+    if form is None:
+        return None
+    whitespace, verify = check_options(inner if form is one else values)
+    return dataclasses.replace(
+        form,
+        whitespace=whitespace if form.whitespace is None else form.whitespace,
+        verify=verify if form.verify is None else form.verify,
+    )
 
 
 def _forms(name: str, value: Any, ignored: Ignored, prefix: str) -> Iterator[AskedForm]:
