@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import httpx
 import jsonschema
@@ -271,6 +272,27 @@ def test_a_server_without_grammars_says_so_and_serves_the_rest():
             serving.engine.generate("x", {"regex": "a"})
 
 
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        (
+            {"grammar.max_spec_bytes": 4},
+            r"as rtk writes it, it has 5 bytes, and may have 4 \(grammar.max_spec_bytes\)$",
+        ),
+        ({"grammar.cache_bytes": 1}, "grammar backend 'outlines' cannot compile this: compiled it has "),
+    ],
+)
+def test_what_is_refused_later_names_the_clients_field_too(limit, problem):
+    serving = Serving(**{"grammar.backend": "outlines", "grammar.compile_workers": 1, **limit})
+    with serving.engine:
+        for more in ({}, {"stream": True}):
+            error = error_of(serving.post("/v1/completions", guided_regex="abcde", **more))
+            assert (error["param"], error["code"]) == ("guided_regex", "grammar_too_large")
+            assert re.match(f"guided_regex: {problem}", error["message"])
+        with pytest.raises(RequestError, match=f"^regex: {problem}"):
+            serving.engine.generate("x", {"regex": "abcde"})
+
+
 def test_any_object_will_do(serving):
     serving.script = says(b"{", b'"', b"k", b'"', b":", b"1", b"}")
     response = serving.post("/v1/completions", response_format={"type": "json_object"}, max_tokens=40)
@@ -298,6 +320,16 @@ def test_white_space_is_bounded_by_request_and_by_default(serving):
         (), (("grammar_whitespace", 0),), (("grammar_whitespace", 3),)
     ]}  # fmt: skip
     assert [*text.values()] == [f"[{' ' * n}null{' ' * n}]" for n in (8, 0, 3)]
+
+
+@pytest.mark.parametrize("beside", [{"json_schema"}, {"grammar_whitespace", "grammar_verify"}, set()])
+def test_a_form_and_its_options_may_stand_in_two_places(serving, beside):
+    serving.script = lambda history: FIRST + 32
+    schema = {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 1}
+    fields = {"json_schema": schema, "grammar_whitespace": 2, "grammar_verify": True}
+    inside = {name: value for name, value in fields.items() if name not in beside}
+    answer = serving.post("/generate", sampling_params=inside, **{name: fields[name] for name in beside}).json()
+    assert (answer["text"], answer["rtk"]["grammar"]["verified"]) == ("[  null  ]", True)
 
 
 def test_a_text_that_is_cut_is_not_claimed_to_be_valid(serving):

@@ -57,6 +57,11 @@ class AskedForm:
     verify: bool | None = None
     """Whether the finished text is checked; None: as the engine is set."""
 
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.field or self.kind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedForm:
@@ -158,7 +163,7 @@ class Forms:
     async def serve(self, asked: AskedForm) -> ServedForm:
         """The best backend for a form. Raises `RequestError` where it is malformed, or where none can keep it."""
         try:
-            form = await self._serve(asked, asked.field or asked.kind)
+            form = await self._serve(asked, asked.called)
         except RequestError:
             self._counts["forms_refused"] += 1
             raise
