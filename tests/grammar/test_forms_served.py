@@ -17,6 +17,8 @@ from rtk.plugin.testing import scripted  # not its class: what steps do is teste
 from rtk.schedule.budget import Limits
 from rtk.serve.computing import Computing
 from rtk.serve.http.app import create_app
+from rtk.serve.http.fields import Ignored
+from rtk.serve.http.forms import read_form
 from rtk.serve.runtime import Runtime, build_policies
 
 THINKS = (
@@ -173,6 +175,29 @@ def test_every_field_that_asks_for_a_form(serving, fields, allowed):
     assert choice["text"] in allowed
     assert serving.post("/generate", sampling_params=fields).json()["text"] in allowed
     assert serving.post("/generate", **fields).json()["text"] in allowed
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem", "named"),
+    [
+        (
+            {"type": "json_object", "shema": ENUM, "json_schema": {}},
+            'unknown field "response_format.shema"; did you mean "schema"?',
+            "response_format.shema,response_format.json_schema",
+        ),
+        (
+            form(ENUM, strct=True),
+            'unknown field "response_format.json_schema.strct"; did you mean "strict"?',
+            "response_format.json_schema.strct",
+        ),
+    ],
+)
+def test_unknown_keys_of_a_form_are_named_or_refused(asked, problem, named):
+    with pytest.raises(RequestError) as caught:
+        read_form({"response_format": asked}, Ignored(strict=True))
+    assert (str(caught.value), caught.value.code) == (problem, "unknown_field")
+    read_form({"response_format": asked}, ignored := Ignored(strict=False))
+    assert ignored.headers == {"x-rtk-ignored-fields": named}
 
 
 @pytest.mark.parametrize("fields", [{"response_format": None}, {"response_format": {"type": "text"}}, {"regex": None}])

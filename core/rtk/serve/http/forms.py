@@ -1,7 +1,7 @@
 """The fields that say what an answer must look like: OpenAI's, and those that users of SGLang and vLLM know."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from rtk.errors import RequestError
@@ -98,8 +98,7 @@ def _format(value: Any, place: str, ignored: Ignored) -> Iterator[AskedForm]:
         yield AskedForm(kind="ebnf" if key == "grammar" else kind, value=value.get(key), field=f"{place}.{key}")
     elif kind != "text":
         raise must_be(f"one of {', '.join(_TYPES)}", f"{place}.type", kind)
-    for name in value.keys() - known:
-        ignored.note(f"{place}.{name}")
+    _unknown(value, known, place, ignored)
 
 
 def _named_schema(value: Any, place: str, ignored: Ignored) -> AskedForm:
@@ -110,9 +109,15 @@ def _named_schema(value: Any, place: str, ignored: Ignored) -> AskedForm:
         raise RequestError(f"{place}.schema is missing: send a JSON Schema", field=f"{place}.schema")
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         typed(value, name, kind, None, prefix=f"{place}.")
-    for name in value.keys() - {"name", "description", "strict", "schema"}:
-        ignored.note(f"{place}.{name}")
+    _unknown(value, {"name", "description", "strict", "schema"}, place, ignored)
     return AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
+
+
+def _unknown(value: Mapping[str, Any], known: Set[str], place: str, ignored: Ignored) -> None:
+    """Note the keys that are none of the known ones."""
+    for name in value:
+        if name not in known:
+            ignored.unknown(f"{place}.", name, sorted(known))
 
 
 def _outputs(value: Mapping[str, Any], place: str) -> Iterator[AskedForm]:
