@@ -214,7 +214,11 @@ BAD = [
         "response_format.type = 'yaml': must be one of text",
     ),
     ({"response_format": "json"}, "response_format", "response_format = 'json': must be an object such as"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "response_format.json_schema = None"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": 5}},
+        "response_format.json_schema",
+        "json_schema = 5: must be an object with",
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         "response_format.json_schema.schema",
@@ -239,6 +243,17 @@ BAD = [
     ({"regex": "a{3,2}"}, "regex", "at character 2"),
     ({"regex": "(?=a)b"}, "regex", "look-ahead"),
     ({"regex": 5}, "regex", "regex = 5: must be a text"),
+    (
+        {"response_format": {"type": "regex", "regex": "a"}},
+        "response_format.pattern",
+        "pattern is missing: send a text",
+    ),
+    ({"response_format": {"type": "choice"}}, "response_format.choices", "choices is missing: send a list of texts"),
+    (
+        {"response_format": {"type": "json_schema", "schema": ENUM}},
+        "response_format.json_schema",
+        'response_format.json_schema is missing: send an object with "name" and "schema"',
+    ),
     ({"ebnf": 'root ::= "a" tail'}, "ebnf", "line 1, column 14: the rule 'tail' is not defined"),
     ({"ebnf": 'start ::= "a"'}, "ebnf", "there is no rule 'root'"),
     ({"ebnf": 'root ::= "abc'}, "ebnf", "line 1, column 10"),

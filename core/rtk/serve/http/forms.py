@@ -86,7 +86,8 @@ def _format(value: Any, place: str, ignored: Ignored) -> Iterator[AskedForm]:
     known = {"type"}
     if kind == "json_schema":
         known.add(kind)
-        yield _named_schema(value.get(kind), f"{place}.{kind}", ignored)
+        named = _there(value, kind, place, 'an object with "name" and "schema"')
+        yield _named_schema(named, f"{place}.{kind}", ignored)
     elif kind == "json_object":
         known.add("schema")
         if value.get("schema") is None:
@@ -95,7 +96,8 @@ def _format(value: Any, place: str, ignored: Ignored) -> Iterator[AskedForm]:
             yield AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
     elif isinstance(kind, str) and kind in _FORMATS:
         known.add(key := _FORMATS[kind])
-        yield AskedForm(kind="ebnf" if key == "grammar" else kind, value=value.get(key), field=f"{place}.{key}")
+        given = _there(value, key, place, "a list of texts" if key == "choices" else "a text")
+        yield AskedForm(kind="ebnf" if key == "grammar" else kind, value=given, field=f"{place}.{key}")
     elif kind != "text":
         raise must_be(f"one of {', '.join(_TYPES)}", f"{place}.type", kind)
     _unknown(value, known, place, ignored)
@@ -105,12 +107,18 @@ def _named_schema(value: Any, place: str, ignored: Ignored) -> AskedForm:
     """OpenAI's `json_schema`: a schema with a name. Every schema is kept strictly, whatever `strict` says."""
     if not isinstance(value, dict):
         raise must_be('an object with "name" and "schema"', place, value)
-    if value.get("schema") is None:
-        raise RequestError(f"{place}.schema is missing: send a JSON Schema", field=f"{place}.schema")
+    schema = _there(value, "schema", place, "a JSON Schema")
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         typed(value, name, kind, None, prefix=f"{place}.")
     _unknown(value, {"name", "description", "strict", "schema"}, place, ignored)
-    return AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
+    return AskedForm(kind="json_schema", value=schema, field=f"{place}.schema")
+
+
+def _there(value: Mapping[str, Any], key: str, place: str, what: str) -> Any:
+    """What stands under a key that must be there."""
+    if value.get(key) is None:
+        raise RequestError(f"{place}.{key} is missing: send {what}", field=f"{place}.{key}")
+    return value[key]
 
 
 def _unknown(value: Mapping[str, Any], known: Set[str], place: str, ignored: Ignored) -> None:
