@@ -51,10 +51,14 @@ def generate(
         "choice": choice or None,
     }
     params |= {name: value for name, value in forms.items() if value is not None}
+    verified = None
     with Engine(loaded.config, fetching=transfer_bars) as engine:
         for chunk in engine.stream(prompt, params, chat=chat):
             typer.echo(chunk.text, nl=False)
+            verified = chunk.verified
     typer.echo()
+    if verified is False:
+        typer.echo("warning: the answer does not have the form that was asked for, or was cut (--max-tokens)", err=True)
 
 
 def _read(path: Path) -> str:

@@ -250,13 +250,21 @@ def test_generate_prints_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def stream(self, prompt: str, params: dict, *, chat: bool | None) -> list:
             calls.append((prompt, params, chat))
-            return [type("Chunk", (), {"text": text}) for text in ("Hel", "lo")]
+            return [type("Chunk", (), {"text": text, "verified": verified}) for text, verified in chunks]
 
+    chunks: list[tuple[str, bool | None]] = [("Hel", None), ("lo", None)]
     monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
     code, out, _ = run("generate", "say hello", "--page-size", "4", "--max-tokens", "8", "--stop", "a", "--stop", "b")
     assert (code, out) == (0, "Hello\n")
     expected = {"max_new_tokens": 8, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "seed": None, "stop": ["a", "b"]}
     assert calls == [4, ("say hello", expected, None), "closed"]
+    for verified, warned in (
+        (True, ""),
+        (False, "warning: the answer does not have the form that was asked for, or was cut"),
+    ):
+        chunks[1] = ("lo", verified)
+        code, out, err = run("generate", "say hello", "--grammar-verify")
+        assert (code, out, err[: len(warned) or None]) == (0, "Hello\n", warned)
 
 
 @pytest.fixture

@@ -189,6 +189,25 @@ def test_parameters_of_an_engine():
             asked_form(params)
 
 
+def test_a_parameter_that_is_none_is_told_those_that_ask_for_a_form():
+    with pytest.raises(RequestError, match=r"^unknown parameter 'regx'; there are temperature, .*, regex, .*_verify$"):
+        asked_form({"regx": "a"})
+
+
+@pytest.mark.parametrize("value", [1, "false", {}])
+def test_any_object_is_asked_for_by_true_and_nothing_else(value):
+    form, _ = asked_form({"json_object": value})
+    error = refusal(form, a=EXACT)
+    assert (str(error), error.field) == (f"json_object = {value!r}: must be true or false", "json_object")
+
+
+def test_an_open_object_in_a_tag_says_what_to_do():
+    tag = {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}
+    value = {"type": "structural_tag", "triggers": ["<f"], "structures": [tag]}
+    said = "structural_tag: structural tags: tag 0: an object may have keys that are not named, and a key twice; set "
+    assert str(refusal(asked(value, "structural_tag"), a=EXACT)) == said + '"additionalProperties": false'
+
+
 def test_verdicts_of_a_narrowed_normal_form():
     narrowed = next(
         form

@@ -1,6 +1,7 @@
 """A whole engine but for its weights, with all three backends: what clients get who ask for a form."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -8,6 +9,8 @@ from http_harness import error_of, events
 from serving import FIRST, Serving, form, mumble, says
 
 from rtk.errors import RequestError
+from rtk.serve.http.fields import Ignored
+from rtk.serve.http.forms import read_form
 
 PERSON = {
     "type": "object",
@@ -104,6 +107,29 @@ def test_every_field_that_asks_for_a_form(serving, fields, allowed):
     assert serving.post("/generate", **fields).json()["text"] in allowed
 
 
+@pytest.mark.parametrize(
+    ("asked", "problem", "named"),
+    [
+        (
+            {"type": "json_object", "shema": ENUM, "json_schema": {}},
+            'unknown field "response_format.shema"; did you mean "schema"?',
+            "response_format.shema,response_format.json_schema",
+        ),
+        (
+            form(ENUM, strct=True),
+            'unknown field "response_format.json_schema.strct"; did you mean "strict"?',
+            "response_format.json_schema.strct",
+        ),
+    ],
+)
+def test_unknown_keys_of_a_form_are_named_or_refused(asked, problem, named):
+    with pytest.raises(RequestError) as caught:
+        read_form({"response_format": asked}, Ignored(strict=True))
+    assert (str(caught.value), caught.value.code) == (problem, "unknown_field")
+    read_form({"response_format": asked}, ignored := Ignored(strict=False))
+    assert ignored.headers == {"x-rtk-ignored-fields": named}
+
+
 @pytest.mark.parametrize("fields", [{"response_format": None}, {"response_format": {"type": "text"}}, {"regex": None}])
 def test_what_asks_for_no_form(serving, fields):
     response = serving.post("/v1/completions", max_tokens=3, **fields)
@@ -118,7 +144,11 @@ BAD = [
         "response_format.type = 'yaml': must be one of text",
     ),
     ({"response_format": "json"}, "response_format", "response_format = 'json': must be an object such as"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "response_format.json_schema = None"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": 5}},
+        "response_format.json_schema",
+        "json_schema = 5: must be an object with",
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         "response_format.json_schema.schema",
@@ -143,6 +173,17 @@ BAD = [
     ({"regex": "a{3,2}"}, "regex", "at character 2"),
     ({"regex": "(?=a)b"}, "regex", "look-ahead"),
     ({"regex": 5}, "regex", "regex = 5: must be a text"),
+    (
+        {"response_format": {"type": "regex", "regex": "a"}},
+        "response_format.pattern",
+        "pattern is missing: send a text",
+    ),
+    ({"response_format": {"type": "choice"}}, "response_format.choices", "choices is missing: send a list of texts"),
+    (
+        {"response_format": {"type": "json_schema", "schema": ENUM}},
+        "response_format.json_schema",
+        'response_format.json_schema is missing: send an object with "name" and "schema"',
+    ),
     ({"ebnf": 'root ::= "a" tail'}, "ebnf", "line 1, column 14: the rule 'tail' is not defined"),
     ({"ebnf": 'start ::= "a"'}, "ebnf", "there is no rule 'root'"),
     ({"ebnf": 'root ::= "abc'}, "ebnf", "line 1, column 10"),
@@ -209,6 +250,27 @@ def test_a_server_without_grammars_says_so_and_serves_the_rest():
             serving.engine.generate("x", {"regex": "a"})
 
 
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        (
+            {"grammar.max_spec_bytes": 4},
+            r"as rtk writes it, it has 5 bytes, and may have 4 \(grammar.max_spec_bytes\)$",
+        ),
+        ({"grammar.cache_bytes": 1}, "grammar backend 'outlines' cannot compile this: compiled it has "),
+    ],
+)
+def test_what_is_refused_later_names_the_clients_field_too(limit, problem):
+    serving = Serving(**{"grammar.backend": "outlines", "grammar.compile_workers": 1, **limit})
+    with serving.engine:
+        for more in ({}, {"stream": True}):
+            error = error_of(serving.post("/v1/completions", guided_regex="abcde", **more))
+            assert (error["param"], error["code"]) == ("guided_regex", "grammar_too_large")
+            assert re.match(f"guided_regex: {problem}", error["message"])
+        with pytest.raises(RequestError, match=f"^regex: {problem}"):
+            serving.engine.generate("x", {"regex": "abcde"})
+
+
 def test_any_object_will_do(serving):
     serving.script = says(b"{", b'"', b"k", b'"', b":", b"1", b"}")
     response = serving.post("/v1/completions", response_format={"type": "json_object"}, max_tokens=40)
@@ -236,6 +298,16 @@ def test_white_space_is_bounded_by_request_and_by_default(serving):
         (), (("grammar_whitespace", 0),), (("grammar_whitespace", 3),)
     ]}  # fmt: skip
     assert [*text.values()] == [f"[{' ' * n}null{' ' * n}]" for n in (8, 0, 3)]
+
+
+@pytest.mark.parametrize("beside", [{"json_schema"}, {"grammar_whitespace", "grammar_verify"}, set()])
+def test_a_form_and_its_options_may_stand_in_two_places(serving, beside):
+    serving.script = lambda history: FIRST + 32
+    schema = {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 1}
+    fields = {"json_schema": schema, "grammar_whitespace": 2, "grammar_verify": True}
+    inside = {name: value for name, value in fields.items() if name not in beside}
+    answer = serving.post("/generate", sampling_params=inside, **{name: fields[name] for name in beside}).json()
+    assert (answer["text"], answer["rtk"]["grammar"]["verified"]) == ("[  null  ]", True)
 
 
 def test_a_text_that_is_cut_is_not_claimed_to_be_valid(serving):

@@ -189,7 +189,7 @@ def test_what_is_refused_before_anything_is_done():
     assert m.refused("é" * 26) == (
         "grammar_too_large",
         400,
-        "the grammar has 52 bytes, and may have 50 (grammar.max_spec_bytes)",
+        "as rtk writes it, it has 52 bytes, and may have 50 (grammar.max_spec_bytes)",
     )
     assert m.refused(backend="x") == (
         "grammar_off",

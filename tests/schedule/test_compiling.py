@@ -165,7 +165,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_with_an_error_of_its
     h.add("b", [5], max_new_tokens=3)
     h.grammars.done("a", RequestError("it takes too long", field="grammar", code="grammar_timeout"))
     h.run()
-    finish = Finish(reason="error", problem="it takes too long", code="grammar_timeout", status=400)
+    finish = Finish(reason="error", problem="it takes too long", field="grammar", code="grammar_timeout", status=400)
     assert (h.finished["a"], h.finished["b"].reason) == (finish, "length")
     assert (h.tokens["a"], h.stat("finished_error"), states(h)) == ([], 1, [0, 0, 0])
     assert h.grammars.aborted == []

@@ -22,7 +22,7 @@ from rtk.grammar.schema import normalise as normal_schema
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import WHITESPACE, GrammarBackend, Judgement, Reason, Spec
 from rtk.schedule.messages import GrammarOrder
-from rtk.schedule.params import shown
+from rtk.schedule.params import check_names, shown
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
 """What may be asked for; an engine's parameters are called so, and `json_object` is true."""
@@ -57,6 +57,11 @@ class AskedForm:
     verify: bool | None = None
     """Whether the finished text is checked; None: as the engine is set."""
 
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.field or self.kind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedForm:
@@ -73,6 +78,7 @@ class ServedForm:
 
 def asked_form(params: Mapping[str, Any]) -> tuple[AskedForm | None, dict[str, Any]]:
     """What parameters ask for by the names of `KINDS` and `OPTIONS`, and the others. Raises `RequestError`."""
+    check_names(params, *KINDS, *OPTIONS)
     given = {kind: params[kind] for kind in KINDS if params.get(kind) is not None}
     kinds = [kind for kind, value in given.items() if (kind, value) != ("json_object", False)]
     others = {name: value for name, value in params.items() if name not in (*KINDS, *OPTIONS)}
@@ -160,7 +166,7 @@ class Forms:
     async def serve(self, asked: AskedForm) -> ServedForm:
         """The best backend for a form. Raises `RequestError` where it is malformed, or where none can keep it."""
         try:
-            form = await self._serve(asked, asked.field or asked.kind)
+            form = await self._serve(asked, asked.called)
         except RequestError:
             self._counts["forms_refused"] += 1
             raise
@@ -252,6 +258,8 @@ def _sent(asked: AskedForm, field: str) -> tuple[str, str]:
     value = asked.value
     match asked.kind:
         case "json_object":
+            if value is not True:
+                raise _must_be("true or false", field, value)
             return "json_schema", _json(_ANY_OBJECT)
         case "json_schema" | "structural_tag" if isinstance(value, str):
             return asked.kind, value
@@ -303,7 +311,7 @@ def _read_tags(text: str) -> _Read:
         normal = normal_schema(value)
         if normal.open_keys:  # beside free text nobody keeps count of an object's keys
             problem = 'an object may have keys that are not named, and a key twice; set "additionalProperties": false'
-            raise tags.TagError(problem)
+            raise RequestError(problem, code="invalid_grammar")
         schemas.append(normal)
         return normal.text
 

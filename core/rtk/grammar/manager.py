@@ -124,7 +124,7 @@ class GrammarManager:
             raise _refusal(f"grammar backend {key.backend!r} is not in use here; in use: {names}", OFF)
         if key.size > self._settings.max_spec_bytes:
             most = f"{self._settings.max_spec_bytes:,} (grammar.max_spec_bytes)"
-            raise _refusal(f"the grammar has {key.size:,} bytes, and may have {most}", TOLD["too_large"])
+            raise _refusal(f"as rtk writes it, it has {key.size:,} bytes, and may have {most}", TOLD["too_large"])
         found = self._cache.get(key)
         if found is not None:
             self._counts["grammar_hits"] += 1

@@ -133,7 +133,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     matched: str | int | None = None
     """The stop string or stop token that ended it."""
     problem: str = ""
-    """What went wrong, for `error`; the next two are of `error` too."""
+    """What went wrong, for `error`; the next three are of `error` too."""
+    field: str | None = None
+    """The parameter that is at fault."""
     code: str = "generation_failed"
     """Stable for clients."""
     status: int = 500

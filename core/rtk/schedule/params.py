@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -99,9 +99,8 @@ def sampling_params(
     """
     public = names or {}
     values = {name: _listed(name, value) for name, value in given.items()}
+    check_names(values)
     for name, value in values.items():
-        if name not in _RULES:
-            raise RequestError(f"unknown parameter {shown(name)}; there are {', '.join(_RULES)}", field=shown(name))
         valid, allowed = _RULES[name]
         if not valid(value):
             field = public.get(name, name)
@@ -117,6 +116,14 @@ def sampling_params(
             f"{low} = {params.min_new_tokens}: must be at most {high} = {params.max_new_tokens}", field=low
         )
     return params
+
+
+def check_names(given: Iterable[str], *others: str) -> None:
+    """Raises `RequestError` for a name that no parameter has, and none of `others` is."""
+    known = (*_RULES, *others)
+    for name in given:
+        if name not in known:
+            raise RequestError(f"unknown parameter {shown(name)}; there are {', '.join(known)}", field=shown(name))
 
 
 def _listed(name: str, value: Any) -> Any:

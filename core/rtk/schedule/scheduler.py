@@ -275,7 +275,9 @@ class Scheduler:
                 self._queue.add(request)
                 self._ledger.compiled(request, self._clock())
             else:
-                self._end(request, Finish(reason="error", problem=str(error), code=error.code, status=error.status))
+                problem, field = str(error), error.field
+                finish = Finish(reason="error", problem=problem, field=field, code=error.code, status=error.status)
+                self._end(request, finish)
         self._expire()
 
     def _expire(self) -> None:

@@ -166,8 +166,8 @@ class TokenizerManager:
         """
         if self._forms is None:
             raise RequestError(
-                f"{asked.field or asked.kind}: structured output is not enabled on this server (grammar.backend)",
-                field=asked.field or asked.kind,
+                f"{asked.called}: structured output is not enabled on this server (grammar.backend)",
+                field=asked.called,
                 code="grammar_off",
             )
         return await self._forms.serve(asked)
@@ -431,7 +431,7 @@ class TokenizerManager:
         if finish is None:
             entry.queue.put_nowait(self._delta(entry, output))
         elif finish.reason == "error":
-            self._fail(entry, RequestError(finish.problem, code=finish.code, status=finish.status))
+            self._fail(entry, _refusal(entry.request, finish.problem, finish.field, finish.code, finish.status))
             self._send(Abort(entry.id))  # the error may be the detokenizer's
         else:
             self._finish(entry, output)
@@ -472,6 +472,9 @@ class TokenizerManager:
 def _refusal(request: GenerateRequest, problem: str, field: str | None, code: str, status: int) -> RequestError:
     """What the scheduler refuses, in the client's words."""
     names = {"prompt": request.prompt_name, **request.names}
+    if field == "grammar" and request.form is not None:
+        names[field] = request.form.asked.called
+        problem = f"{names[field]}: {problem}"
     length = "max_new_tokens"  # the one parameter that the scheduler's messages name
     problem = problem.replace(length, names.get(length, length))
     return RequestError(problem, field=None if field is None else names.get(field, field), code=code, status=status)

@@ -58,7 +58,7 @@ TABLE: dict[tuple[str, str], Entry] = {
     ("string", "minLength"): EXACT,
     ("string", "maxLength"): EXACT,
     ("string", "pattern"): SPELLING,
-    ("string", "pattern with lengths"): Entry("refused", "pattern together with minLength or maxLength"),
+    ("string", "pattern with lengths"): Entry("refused", "pattern or format together with minLength or maxLength"),
     ("string", "not"): SPELLING,
     ("array", "type"): EXACT,
     ("array", "prefixItems"): EXACT,

@@ -178,7 +178,7 @@ class _Parser:
         if times is None:
             return item
         if self._peek() == "+":
-            raise self._error(f"a possessive quantifier '{self.pattern[where : self.at + 1]}'", where)
+            raise self._error(f"a possessive quantifier '{self.pattern[where : self.at + 1]}' is not supported", where)
         if self._peek() == "?":
             self.at += 1
         if self._peek() in ("?", "*", "+") or _COUNT.match(self.pattern, self.at):

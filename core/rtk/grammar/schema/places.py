@@ -152,7 +152,8 @@ class Reader:
 
     def _read_format(self, keyword: str, value: Any, at: str, inside: list[tuple[Any, str]]) -> str:
         if value not in FORMATS:
-            raise SchemaError(f"unknown format {value!r}; known: {', '.join(FORMATS)}", at, keyword)
+            known = f"known: {', '.join(FORMATS)}; leave it out, or say it with pattern"
+            raise SchemaError(f"unknown format {value!r}; {known}", at, keyword)
         return str(value)
 
     def _read_items(self, keyword: str, value: Any, at: str, inside: list[tuple[Any, str]]) -> Any:

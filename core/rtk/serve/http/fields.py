@@ -140,15 +140,15 @@ class Ignored:
     """The fields of one request that have no effect, for the answer's header."""
 
     def __init__(self, *, strict: bool) -> None:
-        """`strict` refuses fields that are not in the table."""
+        """`strict` refuses fields that are unknown."""
         self._strict = strict
         self._names: list[str] = []
 
-    def unknown(self, prefix: str, name: str, scope: Scope) -> None:
-        """Note a field that is not in the table for `scope`."""
+    def unknown(self, prefix: str, name: str, known: Iterable[str]) -> None:
+        """Note a field that is none of those that are `known` where it stands."""
         if self._strict:
             name = name[:_NAME_AT_MOST]
-            near = difflib.get_close_matches(name, [field.name for field in FIELDS if field.scope & scope], n=1)
+            near = difflib.get_close_matches(name, list(known), n=1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
             raise RequestError(f'unknown field "{prefix}{name}"{hint}', field=prefix + name, code="unknown_field")
         self.note(prefix + name)
@@ -175,7 +175,7 @@ def read_fields(body: Mapping[str, Any], scope: Scope, ignored: Ignored, *, pref
     for name, value in body.items():
         field = _TABLE.get(name)
         if field is None or not field.scope & scope:
-            ignored.unknown(prefix, name, scope)
+            ignored.unknown(prefix, name, (field.name for field in FIELDS if field.scope & scope))
         elif field.kind is Kind.IGNORED:
             ignored.note(prefix + name)
         elif value is None:

@@ -1,7 +1,7 @@
 """The fields that say what an answer must look like: OpenAI's, and those that users of SGLang and vLLM know."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from rtk.errors import RequestError
@@ -44,11 +44,22 @@ def read_form(values: Mapping[str, Any], ignored: Ignored, *, prefix: str = "") 
     return dataclasses.replace(form, whitespace=form.whitespace if whitespace is None else whitespace, verify=verify)
 
 
-def either(one: AskedForm | None, other: AskedForm | None) -> AskedForm | None:
-    """The one that is there. Raises `RequestError` where both are."""
+def read_either(
+    values: Mapping[str, Any], inner: Mapping[str, Any], ignored: Ignored, *, prefix: str
+) -> AskedForm | None:
+    """The same of two places, the second called `prefix`: a form in one may have its options in the other."""
+    one, other = read_form(values, ignored), read_form(inner, ignored, prefix=prefix)
     if one is not None and other is not None:
         raise two_forms(one.field, other.field)
-    return one or other
+    form = one or other
+    if form is None:
+        return None
+    whitespace, verify = check_options(inner if form is one else values)
+    return dataclasses.replace(
+        form,
+        whitespace=whitespace if form.whitespace is None else form.whitespace,
+        verify=verify if form.verify is None else form.verify,
+    )
 
 
 def _forms(name: str, value: Any, ignored: Ignored, prefix: str) -> Iterator[AskedForm]:
@@ -75,7 +86,8 @@ def _format(value: Any, place: str, ignored: Ignored) -> Iterator[AskedForm]:
     known = {"type"}
     if kind == "json_schema":
         known.add(kind)
-        yield _named_schema(value.get(kind), f"{place}.{kind}", ignored)
+        named = _there(value, kind, place, 'an object with "name" and "schema"')
+        yield _named_schema(named, f"{place}.{kind}", ignored)
     elif kind == "json_object":
         known.add("schema")
         if value.get("schema") is None:
@@ -84,24 +96,36 @@ def _format(value: Any, place: str, ignored: Ignored) -> Iterator[AskedForm]:
             yield AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
     elif isinstance(kind, str) and kind in _FORMATS:
         known.add(key := _FORMATS[kind])
-        yield AskedForm(kind="ebnf" if key == "grammar" else kind, value=value.get(key), field=f"{place}.{key}")
+        given = _there(value, key, place, "a list of texts" if key == "choices" else "a text")
+        yield AskedForm(kind="ebnf" if key == "grammar" else kind, value=given, field=f"{place}.{key}")
     elif kind != "text":
         raise must_be(f"one of {', '.join(_TYPES)}", f"{place}.type", kind)
-    for name in value.keys() - known:
-        ignored.note(f"{place}.{name}")
+    _unknown(value, known, place, ignored)
 
 
 def _named_schema(value: Any, place: str, ignored: Ignored) -> AskedForm:
     """OpenAI's `json_schema`: a schema with a name. Every schema is kept strictly, whatever `strict` says."""
     if not isinstance(value, dict):
         raise must_be('an object with "name" and "schema"', place, value)
-    if value.get("schema") is None:
-        raise RequestError(f"{place}.schema is missing: send a JSON Schema", field=f"{place}.schema")
+    schema = _there(value, "schema", place, "a JSON Schema")
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         typed(value, name, kind, None, prefix=f"{place}.")
-    for name in value.keys() - {"name", "description", "strict", "schema"}:
-        ignored.note(f"{place}.{name}")
-    return AskedForm(kind="json_schema", value=value["schema"], field=f"{place}.schema")
+    _unknown(value, {"name", "description", "strict", "schema"}, place, ignored)
+    return AskedForm(kind="json_schema", value=schema, field=f"{place}.schema")
+
+
+def _there(value: Mapping[str, Any], key: str, place: str, what: str) -> Any:
+    """What stands under a key that must be there."""
+    if value.get(key) is None:
+        raise RequestError(f"{place}.{key} is missing: send {what}", field=f"{place}.{key}")
+    return value[key]
+
+
+def _unknown(value: Mapping[str, Any], known: Set[str], place: str, ignored: Ignored) -> None:
+    """Note the keys that are none of the known ones."""
+    for name in value:
+        if name not in known:
+            ignored.unknown(f"{place}.", name, sorted(known))
 
 
 def _outputs(value: Mapping[str, Any], place: str) -> Iterator[AskedForm]:

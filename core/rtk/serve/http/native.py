@@ -19,7 +19,7 @@ from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
 from rtk.serve.http.fields import FORM_NAMES, SAMPLING_NAMES, Ignored, Scope, read_fields
-from rtk.serve.http.forms import described, either, headers, read_form
+from rtk.serve.http.forms import described, headers, read_either
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Part, Tally
 from rtk.serve.protocol import GenerateRequest
@@ -71,7 +71,7 @@ class Native(Endpoints):
     async def _sampling(self, values: Mapping[str, Any], ignored: Ignored) -> tuple[dict[str, Any], ServedForm | None]:
         """The sampling parameters, and what the answer must look like, which may stand beside them too."""
         given = read_fields(typed(values, "sampling_params", dict, {}), Scope.SAMPLING, ignored, prefix=_PLACE)
-        asked = either(read_form(values, ignored), read_form(given, ignored, prefix=_PLACE))
+        asked = read_either(values, given, ignored, prefix=_PLACE)
         sampling = {name: value for name, value in given.items() if name not in FORM_NAMES}
         return sampling, None if asked is None else await self.manager.form(asked)
 
