@@ -9,7 +9,7 @@ def rtk_plugins() -> list[Plugin]:
         Plugin(
             kind="grammar",
             name="xgrammar",
-            summary="all kinds of specs; compiles in tens of milliseconds, fills masks in microseconds",
+            summary="all kinds of specs; compiles in ten to some hundred milliseconds, fills masks in microseconds",
             target="rtk_grammar.xgrammar.backend:XGrammar",
         )
     ]
