@@ -9,7 +9,7 @@ def rtk_plugins() -> list[Plugin]:
         Plugin(
             kind="grammar",
             name="outlines",
-            summary="choices, patterns and small schemas; compiles in tenths of a second to seconds, fills masks in microseconds",
+            summary="choices, patterns and small schemas; compiles in up to seconds, fills masks in microseconds",
             target="rtk_grammar.outlines.backend:Outlines",
         )
     ]
