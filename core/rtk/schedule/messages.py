@@ -54,6 +54,8 @@ class NewRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The id that the client knows the request by, for whoever asks about it later."""
     grammar: GrammarOrder | None = None
     """None: the answer is free."""
+    leader: str | None = None
+    """Another request with the same prompt: this one starts when that has computed it, and finds it in the cache."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -142,6 +144,17 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP's."""
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """What the model made of one position."""
+
+    token: int
+    """The one that stands there."""
+    logprob: float | None
+    """Of that token; None: there is none, since nothing comes before the first token of a prompt. May be infinite."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens there, the best first, of equals the lowest id, and their log-probabilities."""
+
+
 class Output(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """New tokens of a request, in order; with `finish`, the last of it."""
 
@@ -149,6 +162,10 @@ class Output(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     tokens: tuple[int, ...]
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of the tokens, where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens from `prompt_logprobs_start`, in the first output, where they were asked for."""
     finish: Finish | None = None
 
 

@@ -34,6 +34,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the smallest set of tokens whose probability reaches this; 0 keeps one."""
     top_k: int = -1
     """Keep this many of the most probable tokens; -1 and 0 keep all."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable, as a share of the most probable one's probability."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or output are divided by it where positive, and multiplied where negative."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens in the output."""
+    frequency_penalty: float = 0.0
+    """Taken off the logits of tokens in the output, for each time that they are there."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of token ids, after penalties."""
     seed: int | None = None
     """The same seed gives the same text, whatever the batch; None draws one."""
     max_new_tokens: int | None = None
@@ -45,6 +55,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are cut off. The earliest match wins, at one place the one named first."""
     stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    """Answers to the prompt, each with draws of its own; the client's side makes a request of each."""
+    logprobs: int | None = None
+    """Log-probabilities: of each sampled token, and of so many that were most probable there; None: none.
+
+    Those of the model's own distribution, before temperature, penalties, bias and masks.
+    """
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens."""
+    prompt_logprobs_start: int = 0
+    """The first token of the prompt whose log-probability is told; the cache is used up to there."""
 
     @property
     def greedy(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rtk.errors import ModelError, RequestError
 from rtk.grammar.forms import ServedForm
-from rtk.schedule.messages import Finish
+from rtk.schedule.messages import Finish, TokenLogprobs
 from rtk.schedule.params import sampling_params
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Delta:
     """What is new of one request. The last one has a `finish`; counts run from the start of the request."""
 
     index: int
-    """Which request of its batch."""
+    """Which answer of its batch: `n` of the first request, then those of the next."""
     rid: str
     text: str
     """All that is new: `thought`, what marks its end, and `content`."""
@@ -93,6 +93,10 @@ class Delta:
     cached_tokens: int
     completion_tokens: int
     finish: Finish | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token id, where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt, in the first delta, where they were asked for."""
     thought: str = ""
     """Of the text: what the model thinks before it answers."""
     content: str = ""
