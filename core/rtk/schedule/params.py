@@ -55,6 +55,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are cut off. The earliest match wins, at one place the one named first."""
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    """The stop string, or stop token, that ended the text stays in it."""
+    skip_special_tokens: bool = True
+    """Special tokens have no text; else they have their name's."""
     n: int = 1
     """Answers to the prompt, each with draws of its own; the client's side makes a request of each."""
     logprobs: int | None = None
@@ -91,6 +95,8 @@ def _strings(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(s, str) for s in value)
 
 
+_FLAG: tuple[Callable[[Any], bool], str] = (lambda v: isinstance(v, bool), "true or false")
+
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
         lambda v: _number(v) and 0 <= v <= MAX_TEMPERATURE,
@@ -104,9 +110,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "max_new_tokens": (lambda v: v is None or _count(v), f"an integer from 0 to {MAX_COUNT}, or null"),
     "min_new_tokens": (_count, f"an integer from 0 to {MAX_COUNT}"),
-    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
+    "ignore_eos": _FLAG,
     "stop": (_strings, "a string or a list of strings"),
     "stop_token_ids": (lambda v: isinstance(v, list | tuple), "a list of token ids"),
+    "include_stop_str_in_output": _FLAG,
+    "skip_special_tokens": _FLAG,
 }
 
 

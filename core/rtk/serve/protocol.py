@@ -50,6 +50,8 @@ class Chat:
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
+    """The answer goes on with the last message, instead of being one of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class GenerateRequest:
     """The client's own id of the request, unique among those in flight; None: a random one."""
     cache_salt: str | None = None
     """Cached K/V is shared among requests with the same salt only."""
+    extra_key: str | None = None
+    """The same, beside the salt."""
     priority: int = 0
     """How important the request is, for policies that read it (see `ModelFacts`); higher is more."""
     routing_key: str | None = None
@@ -97,6 +101,11 @@ class Delta:
     """One for each token id, where they were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt, in the first delta, where they were asked for."""
+    offsets: tuple[int, ...] = ()
+    """How many characters of the text come before each token id, where there are `logprobs`.
+
+    A token that goes on with a character counts from that character's beginning. Those of a stop string that is cut off
+    count on, behind the text."""
     thought: str = ""
     """Of the text: what the model thinks before it answers."""
     content: str = ""

@@ -318,6 +318,7 @@ class TokenizerManager(Asking):
             finish=output.finish,
             logprobs=output.logprobs,
             prompt_logprobs=output.prompt_logprobs,
+            offsets=output.offsets,
             thought=thought,
             content=content,
         )
