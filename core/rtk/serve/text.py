@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from rtk.schedule.messages import Finish, NewRequest, Outbound, Output, Verdict
+from rtk.schedule.messages import Finish, NewRequest, Outbound, Output, TokenLogprobs, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -205,6 +205,8 @@ class TextOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     text: str
     tokens: tuple[int, ...]
     cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
 
 
@@ -244,7 +246,13 @@ class Detokenizer:
         if finish is not None:
             self.close(message.rid)
         return TextOutput(
-            rid=message.rid, text=text, tokens=message.tokens, cached_tokens=message.cached_tokens, finish=finish
+            rid=message.rid,
+            text=text,
+            tokens=message.tokens,
+            cached_tokens=message.cached_tokens,
+            logprobs=message.logprobs,
+            prompt_logprobs=message.prompt_logprobs,
+            finish=finish,
         )
 
     def __len__(self) -> int:

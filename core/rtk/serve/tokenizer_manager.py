@@ -44,7 +44,15 @@ from rtk.schedule.messages import (
     Unpin,
     Verdict,
 )
-from rtk.schedule.params import SamplingParams, check_text, sampling_params, shown
+from rtk.schedule.params import (
+    SamplingParams,
+    answers_wanted,
+    check_prompt_logprobs,
+    check_text,
+    sampling_params,
+    shown,
+)
+from rtk.serve.answers import answer_rid, further_answer
 from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.prompts import PromptEncoder
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, Vitals, check_defaults, sampling_defaults
@@ -81,14 +89,16 @@ ANSWER_LIMIT_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One request in flight."""
+    """One answer in flight."""
 
     id: str
     """Its id for the scheduler, never used twice: late answers to an ended request can reach no other."""
     rid: str
     names: frozenset[str]
-    """Its client id, and that of its batch."""
+    """Its client id, those of its request and of its batch."""
     index: int
+    answer_number: int
+    """Of its request's."""
     request: GenerateRequest
     queue: asyncio.Queue[Delta | RequestError]
     prompt_tokens: int = 0
@@ -175,7 +185,7 @@ class TokenizerManager:
     async def generate_batch(
         self, requests: Sequence[GenerateRequest], rid: str | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """The deltas of several requests as they come. `rid` names them together, for `abort`.
+        """The deltas of several requests as they come, of each answer of each. `rid` names them together, for `abort`.
 
         All are validated before one is sent. Raises `RequestError` where a request is refused, before its first delta,
         or fails; the others are then aborted. So are those that have not ended when the iterator is closed: close it
@@ -184,9 +194,12 @@ class TokenizerManager:
         self._check_running()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
         try:
-            prepared = []
+            prepared: list[NewRequest] = []
             for entry in entries:
-                prepared.append(await self._prepare(entry))
+                if number := entry.answer_number:
+                    prepared.append(self._further(entry, prepared[entry.index - number]))
+                else:
+                    prepared.append(await self._prepare(entry))
                 await asyncio.sleep(0)  # many short texts take as long as a long one: let the others run
             for entry, new in zip(entries, prepared, strict=True):
                 self._start(entry, new)
@@ -225,13 +238,18 @@ class TokenizerManager:
         return dataclasses.replace(delta, verified=result)
 
     def _reserve(self, requests: Sequence[GenerateRequest], rid: str) -> list[_Entry]:
-        """Enter the requests into the tables, so that no other can take their ids."""
-        rids = [_own_rid(request, rid, i, len(requests)) for i, request in enumerate(requests)]
-        self._check_free([*rids, rid] if len(requests) > 1 else rids)
+        """Enter the answers of the requests into the tables, so that no other can take their ids."""
+        answers = [
+            (request, own, number, answer_rid(own, number))
+            for i, request in enumerate(requests)
+            for own in (_own_rid(request, rid, i, len(requests)),)
+            for number in range(answers_wanted(request.sampling, request.names))
+        ]
+        self._check_free([*(name for *_, name in answers), *([rid] if len(requests) > 1 else [])])
         queue: asyncio.Queue[Delta | RequestError] = asyncio.Queue()
         entries = [
-            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, rid)), i, request, queue)
-            for i, (name, request) in enumerate(zip(rids, requests, strict=True))
+            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, own, rid)), i, number, request, queue)
+            for i, (request, own, number, name) in enumerate(answers)
         ]
         for entry in entries:
             self._entries[entry.id] = entry
@@ -284,6 +302,7 @@ class TokenizerManager:
         request = entry.request
         params = self._params(request)
         tokens = await self._prompts.tokens(request)
+        check_prompt_logprobs(params, len(tokens) // TOKEN_BYTES, names=request.names)
         return NewRequest(
             rid=entry.id,
             tokens=tokens,
@@ -296,6 +315,11 @@ class TokenizerManager:
             name=entry.rid,
             grammar=self._grammar(entry, tokens),
         )
+
+    def _further(self, entry: _Entry, first: NewRequest) -> NewRequest:
+        """A further answer to the prompt of the first one."""
+        self._grammar(entry, first.tokens)
+        return further_answer(first, entry.answer_number, rid=entry.id, name=entry.rid)
 
     def _grammar(self, entry: _Entry, tokens: bytes) -> GrammarOrder | None:
         """What the scheduler is to see to. Notes whether the answer begins with thinking, where all is free."""
@@ -464,6 +488,8 @@ class TokenizerManager:
             cached_tokens=output.cached_tokens,
             completion_tokens=entry.completion_tokens,
             finish=output.finish,
+            logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
             thought=thought,
             content=content,
         )
