@@ -30,7 +30,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class Tokenizer:
-    """Safe to use from several threads. `encode` lets other threads run, however long the text."""
+    """Safe to use from several threads. `encode` and `read` let other threads run, however long the text."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, template: str | None = None
@@ -93,8 +93,9 @@ class Tokenizer:
 
     def read(self, ids: Sequence[int]) -> str:
         """Text of the tokens, special ones by name."""
-        text: str = self._backend.decode(ids, skip_special_tokens=False)
-        return text
+        # The batch call releases the interpreter lock, the single one does not.
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
 
     def writes(self, text: str) -> bool:
         """Whether there is a token of just this text, which is not silent."""

@@ -271,6 +271,18 @@ class TokenizerManager(Asking):
         given = {**self.facts.default_sampling, **request.sampling}
         return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
 
+    # --- tokens -------------------------------------------------------------------------------------------------
+
+    async def tokenize(
+        self, prompt: str | Chat, *, name: str = "prompt", add_special_tokens: bool | None = None
+    ) -> Sequence[int]:
+        """Token ids of a text or a chat; None: with special tokens around it where an answer's prompt has them."""
+        return await self._prompts.ids(prompt, name=name, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, tokens: Sequence[int], *, name: str = "tokens") -> str:
+        """The text of token ids, special ones by name."""
+        return await self._prompts.text(tokens, name=name)
+
     # --- answers ------------------------------------------------------------------------------------------------
 
     def deliver(self, messages: Sequence[Texts]) -> None:

@@ -7,6 +7,7 @@ import difflib
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
@@ -29,12 +30,16 @@ class Scope(enum.Flag):
     EXPLAIN = enum.auto()
     PIN = enum.auto()
     UNPIN = enum.auto()
+    RESPONSES = enum.auto()
+    TOKENIZE = enum.auto()
+    DETOKENIZE = enum.auto()
 
 
 OPENAI = Scope.COMPLETIONS | Scope.CHAT
-GENERATING = OPENAI | Scope.GENERATE
+GENERATING = OPENAI | Scope.RESPONSES | Scope.GENERATE
 KEEPING = Scope.EXPLAIN | Scope.PIN
-PROMPTED = GENERATING | Scope.SAMPLING | KEEPING
+TOKENS = Scope.TOKENIZE | Scope.DETOKENIZE
+PROMPTED = GENERATING | Scope.SAMPLING | KEEPING | Scope.TOKENIZE
 """Wherever a prompt goes: what generating refuses is refused with the same prompt elsewhere."""
 
 
@@ -59,12 +64,16 @@ class Field:
     """For `LATER`: values, beside null, that ask for nothing."""
 
 
+def _name(field: Field) -> str:
+    return field.name
+
+
 def _read(scope: Scope, *names: str) -> Iterable[Field]:
     return (Field(name, scope, Kind.READ) for name in names)
 
 
-def _later(*names: str, neutral: tuple[Any, ...] = ()) -> Iterable[Field]:
-    return (Field(name, PROMPTED, Kind.LATER, neutral) for name in names)
+def _later(*names: str, neutral: tuple[Any, ...] = (), scope: Scope = PROMPTED) -> Iterable[Field]:
+    return (Field(name, scope, Kind.LATER, neutral) for name in names)
 
 
 def _ignored(*names: str) -> Iterable[Field]:
@@ -82,20 +91,27 @@ FORM_NAMES = (
 """What an answer must look like, see `rtk.serve.http.forms`."""
 
 FIELDS: tuple[Field, ...] = (
-    *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *_read(OPENAI | Scope.RESPONSES | TOKENS, "model"),
+    *_read(OPENAI | Scope.RESPONSES, "user"),
+    *_read(OPENAI, "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
     *_read(GENERATING, "stream", "priority", "routing_key", "deadline_ms"),
     *_read(GENERATING | KEEPING, "cache_salt"),
     *_read(GENERATING | Scope.ABORT, "rid"),
-    *_read(OPENAI | Scope.SAMPLING, *SAMPLING_NAMES),
-    *_read(Scope.COMPLETIONS, "prompt"),
-    *_read(Scope.CHAT | KEEPING, "messages", "chat_template_kwargs"),
-    *_read(Scope.GENERATE | KEEPING, "text", "input_ids"),
+    *_read(OPENAI | Scope.RESPONSES | Scope.SAMPLING, *SAMPLING_NAMES),
+    *_read(Scope.COMPLETIONS | Scope.TOKENIZE, "prompt"),
+    *_read(Scope.CHAT | KEEPING | Scope.TOKENIZE, "messages"),
+    *_read(Scope.CHAT | Scope.RESPONSES | KEEPING | Scope.TOKENIZE, "chat_template_kwargs"),
+    *_read(Scope.GENERATE | KEEPING | Scope.RESPONSES, "text"),
+    *_read(Scope.GENERATE | KEEPING, "input_ids"),
     *_read(Scope.GENERATE, "sampling_params", "return_ids"),
     *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
     *_read(GENERATING | Scope.SAMPLING, *FORM_NAMES),
     *_read(Scope.EXPLAIN, "namespaces"),
     *_read(Scope.PIN | Scope.UNPIN, "name"),
     *_read(Scope.PIN, "ttl_s"),
+    *_read(Scope.RESPONSES, "input", "instructions", "max_output_tokens", "include"),
+    *_read(Scope.TOKENIZE, "add_special_tokens", "add_generation_prompt", "return_token_strs"),
+    *_read(Scope.DETOKENIZE, "tokens"),
     # choices
     *_later("n", "best_of", neutral=(1,)),
     *_later("use_beam_search", "echo", neutral=(False,)),
@@ -129,11 +145,22 @@ FIELDS: tuple[Field, ...] = (
     # other inputs and outputs
     *_later("input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data", "audio"),
     *_later("modalities", neutral=(["text"],)),
+    # OpenAI's responses: nothing is stored, and nothing runs without its client
+    *_later("previous_response_id", "conversation", "prompt", "max_tool_calls", scope=Scope.RESPONSES),
+    *_later("background", neutral=(False,), scope=Scope.RESPONSES),
+    *_later("truncation", neutral=("disabled",), scope=Scope.RESPONSES),
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *_ignored("parallel_tool_calls"),
 )
 
-_TABLE = {field.name: field for field in FIELDS}
+
+def field_of(name: str, scope: Scope) -> Field | None:
+    """What becomes of a field where it stands; None: it is none of those that are known there."""
+    return next((field for field in _TABLE.get(name, ()) if field.scope & scope), None)
+
+
+_TABLE = {name: tuple(group) for name, group in groupby(sorted(FIELDS, key=_name), _name)}
+"""A name may mean one thing in one place, and another elsewhere; of two rows for one place the first counts."""
 
 
 class Ignored:
@@ -173,8 +200,8 @@ def read_fields(body: Mapping[str, Any], scope: Scope, ignored: Ignored, *, pref
     """
     values = {}
     for name, value in body.items():
-        field = _TABLE.get(name)
-        if field is None or not field.scope & scope:
+        field = field_of(name, scope)
+        if field is None:
             ignored.unknown(prefix, name, (field.name for field in FIELDS if field.scope & scope))
         elif field.kind is Kind.IGNORED:
             ignored.note(prefix + name)

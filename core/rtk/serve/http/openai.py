@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm
-from rtk.schedule.params import MAX_COUNT, shown
+from rtk.schedule.params import MAX_COUNT
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import read_messages
 from rtk.serve.http.endpoints import Endpoints, HttpSettings
@@ -68,7 +68,7 @@ class OpenAI(Endpoints):
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        self._check_model(request.path_params["model"])
+        self.check_model({"model": request.path_params["model"]})
         return json_response(self._model())
 
     def _model(self) -> dict[str, Any]:
@@ -82,16 +82,6 @@ class OpenAI(Endpoints):
         }
 
     # --- reading ------------------------------------------------------------------------------------------------
-
-    def _check_model(self, name: str) -> None:
-        served = self.manager.facts.served_name
-        if name != served:
-            raise RequestError(
-                f"model {shown(name)} does not exist; this server has {served!r}",
-                field="model",
-                code="model_not_found",
-                status=404,
-            )
 
     def _prompts(self, values: Mapping[str, Any]) -> dict[str, str | list[int]]:
         """Each prompt by what the client calls it."""
@@ -129,7 +119,7 @@ class OpenAI(Endpoints):
         prompts: Mapping[str, str | list[int] | Chat],
         shape: Shape,
     ) -> Response:
-        self._check_model(typed(values, "model", str, self.manager.facts.served_name))
+        self.check_model(values)
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
