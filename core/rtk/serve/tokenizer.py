@@ -122,7 +122,7 @@ class Tokenizer:
     # --- new tokens ---------------------------------------------------------------------------------------------
 
     def decoder(self, prompt: bytes, *, special: bool = False) -> IncrementalDecoder:
-        """A decoder for tokens that follow the packed `prompt`. O(1). `special`: special tokens have their name's text."""
+        """A decoder for tokens that follow the packed `prompt`. O(1). `special`: special tokens have text."""
         context = unpack(prompt[-CONTEXT_TOKENS * TOKEN_BYTES :])
         if special:
             return IncrementalDecoder(self.read, context, marks=self._marks)

@@ -11,11 +11,11 @@ from rtk.errors import RequestError
 from rtk.schedule.messages import PinState
 from rtk.serve.explanation import CacheExplanation, TokenText
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.chat import read_messages
+from rtk.serve.http.chat_prompt import CHAT_OPTIONS, read_chat
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import error_body, json_response
 from rtk.serve.http.fields import Ignored, Scope
-from rtk.serve.protocol import Chat, GenerateRequest
+from rtk.serve.protocol import GenerateRequest
 
 _PROMPTS: dict[str, tuple[type, str]] = {
     "text": (str, "a string"),
@@ -99,11 +99,13 @@ def _prompt(values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
     if not isinstance(prompt, kind):
         raise must_be(allowed, name, prompt)
     if name == "messages":
-        prompt = Chat(read_messages(prompt, ignored), typed(values, "chat_template_kwargs", dict, {}))
-    elif "chat_template_kwargs" in values:
-        ignored.note("chat_template_kwargs")
-    keys = {key: values.get(key) for key in ("cache_salt", "extra_key")}
-    return GenerateRequest(prompt=prompt, prompt_name=name, **keys)
+        prompt = read_chat(values, ignored)
+    else:
+        for option in CHAT_OPTIONS:
+            if option in values:
+                ignored.note(option)
+    salt, extra = values.get("cache_salt"), values.get("extra_key")
+    return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=salt, extra_key=extra)
 
 
 # --- answering --------------------------------------------------------------------------------------------------

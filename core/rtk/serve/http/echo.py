@@ -1,8 +1,8 @@
 """`echo`: answers that begin with their prompt.
 
-What is said of the prompt is put in front of what an answer says first, so that whoever writes answers and streams knows
-nothing of it. The text of a prompt of token ids is that of its tokens. Where it ends inside a character, that character
-follows when the answer has decided it.
+What is said of the prompt is put in front of what an answer says first, so that whoever writes answers and streams
+knows nothing of it. The text of a prompt of token ids is that of its tokens. Where it ends inside a character, that
+character follows when the answer has decided it.
 """
 
 import asyncio

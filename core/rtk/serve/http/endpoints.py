@@ -10,6 +10,7 @@ from rtk.errors import RequestError
 from rtk.serve.http.body import must_be, read_object
 from rtk.serve.http.fields import Ignored, Scope, read_fields
 from rtk.serve.http.rights import AdminRights
+from rtk.serve.http.sampling_fields import Asked
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 MIB = 1024 * 1024
@@ -52,6 +53,13 @@ class Endpoints:
         if "routing_key" in given and not facts.reads_routing_key:
             ignored.note("routing_key")
         return given
+
+    def check_answers(self, prompts: int, asked: Asked) -> None:
+        """Raises `RequestError` for more answers, to all prompts together, than one request may have."""
+        limit, answers = self.settings.max_batch, prompts * asked.answers
+        if answers > limit:
+            field = asked.names.get("n", "n")
+            raise RequestError(f"{field}: {answers} answers to one request; at most {limit}", field=field)
 
     def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:
         """Each prompt of a batch by what the client calls it.

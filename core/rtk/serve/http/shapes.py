@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from rtk.serve.http.logprobs import Placed, TokenWriter
 from rtk.serve.http.tally import Part
 from rtk.serve.protocol import Delta
 
@@ -17,6 +18,8 @@ class Shape(Protocol):
     answer: str
     chunk: str
     """The `object` of an answer, and of a chunk of a stream."""
+    one_prompt: bool
+    """What is told of the prompt stands in the answer, not in each choice."""
 
     def opening(self, size: int) -> Sequence[Choice]:
         """What chunks before the first text say, one choice each."""
@@ -30,12 +33,16 @@ class Shape(Protocol):
     def whole(self, index: int, part: Part) -> Choice:
         """The choice of an answer."""
 
+    def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
+        """Log-probabilities, of a chunk or of an answer. `special`: whether special tokens have text."""
+
 
 class CompletionShape:
     """/v1/completions."""
 
     prefix = "cmpl-"
     answer = chunk = "text_completion"
+    one_prompt = False
 
     def opening(self, size: int) -> Sequence[Choice]:
         """Nothing."""
@@ -53,6 +60,10 @@ class CompletionShape:
         """The text."""
         return {"index": index, "text": part.text, "logprobs": None, "finish_reason": _reason(part)}
 
+    def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
+        """By name."""
+        return writer.completion(placed)
+
 
 class ChatShape:
     """/v1/chat/completions."""
@@ -60,6 +71,7 @@ class ChatShape:
     prefix = "chatcmpl-"
     answer = "chat.completion"
     chunk = "chat.completion.chunk"
+    one_prompt = True
 
     def opening(self, size: int) -> Sequence[Choice]:
         """Who speaks."""
@@ -83,6 +95,10 @@ class ChatShape:
         if part.thought:
             message |= {"content": part.content or None, "reasoning_content": part.thought}
         return {"index": index, "message": message, "logprobs": None, "finish_reason": _reason(part)}
+
+    def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
+        """With their bytes. Those of thoughts are among them."""
+        return writer.chat(placed, special=special)
 
 
 def _reason(end: Delta | Part) -> str | None:
