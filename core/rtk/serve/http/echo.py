@@ -98,8 +98,9 @@ class Echo:
         decoder = self._tokenizer.decoder(b"", special=self._special)
         text, offsets = "", []
         for token in ids:
-            offsets.append(len(text))
-            text += decoder.push(token)
+            new = decoder.push(token)
+            offsets.append(len(text) + decoder.passed)
+            text += new
         if isinstance(self._given, str):
             return _Prompt(self._given, scored, tuple(offsets), ())
         tail = tuple(ids[-CONTEXT_TOKENS:]) if decoder.finish() else ()
