@@ -191,7 +191,8 @@ class OpenAI(Endpoints):
         if not asked.echo:
             return deltas
         echoes = [
-            Echo(tokenizer, _echoed(request.prompt), asked.logprobs, special=asked.special) for request in job.requests
+            Echo(tokenizer, _echoed(request.prompt), asked.echo_logprobs, special=asked.special)
+            for request in job.requests
         ]
         return echoed(deltas, echoes, asked.answers)
 
@@ -235,7 +236,9 @@ class _Job:
 
 def _echoed(prompt: str | Sequence[int] | Chat) -> str | Sequence[int]:
     """What an answer repeats: of a chat the message that it goes on with."""
-    return prompt.messages[-1]["content"] if isinstance(prompt, Chat) else prompt
+    if not isinstance(prompt, Chat):
+        return prompt
+    return str(prompt.messages[-1]["content"]) if prompt.messages else ""
 
 
 def _checked(form: ServedForm | None, end: Delta | Part) -> dict[str, Any]:

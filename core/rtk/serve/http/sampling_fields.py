@@ -24,9 +24,12 @@ class Asked:
     answers: int = 1
     """To each prompt."""
     logprobs: int | None = None
-    """So many beside each token."""
+    """Of new tokens, and of so many beside each."""
     prompt_logprobs: int | None = None
+    """The same of the prompt, beside its answers."""
     echo: bool = False
+    echo_logprobs: int | None = None
+    """The same of the prompt that is repeated."""
     special: bool = False
     """Special tokens have text."""
     text_in_logprobs: bool = field(default=False, kw_only=True)
@@ -99,16 +102,18 @@ def _read_length(values: Mapping[str, Any], asked: Asked) -> None:
 
 
 def _read_logprobs(values: Mapping[str, Any], asked: Asked, logprobs: Any, called: str) -> None:
-    """The log-probabilities of new tokens, and those of the prompt: for `echo`, and for vLLM's field."""
+    """The log-probabilities of new tokens, and those of the prompt: for the echo of a text, and for vLLM's field."""
     asked.logprobs, asked.prompt_logprobs = logprobs, values.get("prompt_logprobs")
     if asked.prompt_logprobs is not None and values.get("stream") is True:
         raise RequestError("prompt_logprobs: not in a stream; use echo with logprobs there", field="prompt_logprobs")
     if logprobs is not None:
         asked.sampling["logprobs"] = logprobs
+    if asked.echo and called == "logprobs":
+        asked.echo_logprobs = logprobs
     # Values of a wrong kind are the validator's to refuse.
-    shown = [n for n in (logprobs if asked.echo else None, asked.prompt_logprobs) if n is not None]
-    if shown:
-        asked.sampling["prompt_logprobs"] = max(shown) if all(type(n) is int for n in shown) else shown[-1]
+    wanted = [top for top in (asked.echo_logprobs, asked.prompt_logprobs) if top is not None]
+    if wanted:
+        asked.sampling["prompt_logprobs"] = max(wanted) if all(type(top) is int for top in wanted) else wanted[-1]
         if asked.prompt_logprobs is None:
             asked.names["prompt_logprobs"] = called
 
