@@ -89,6 +89,8 @@ FIELDS: tuple[Field, ...] = (
     *_read(OPENAI | Scope.SAMPLING, *SAMPLING_NAMES),
     *_read(Scope.COMPLETIONS, "prompt"),
     *_read(Scope.CHAT | KEEPING, "messages", "chat_template_kwargs"),
+    *_read(Scope.CHAT | KEEPING, "tools"),
+    *_read(Scope.CHAT, "tool_choice", "parallel_tool_calls", "separate_reasoning"),
     *_read(Scope.GENERATE | KEEPING, "text", "input_ids"),
     *_read(Scope.GENERATE, "sampling_params", "return_ids"),
     *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
@@ -115,8 +117,8 @@ FIELDS: tuple[Field, ...] = (
     *_later("token_ids_logprob", neutral=([],)),
     # structured output and tools
     *_later("guided_decoding_backend", "guided_whitespace_pattern"),
-    *_later("tools", "functions", neutral=([],)),
-    *_later("tool_choice", "function_call", neutral=("none", "auto")),
+    *_later("functions", neutral=([],)),
+    *_later("function_call", neutral=("none", "auto")),
     # text
     *_later("skip_special_tokens", "spaces_between_special_tokens", neutral=(True,)),
     *_later("include_stop_str_in_output", "no_stop_trim", "continue_final_message", neutral=(False,)),
@@ -130,7 +132,6 @@ FIELDS: tuple[Field, ...] = (
     *_later("input_embeds", "prompt_embeds", "image_data", "video_data", "audio_data", "audio"),
     *_later("modalities", neutral=(["text"],)),
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *_ignored("parallel_tool_calls"),
 )
 
 _TABLE = {field.name: field for field in FIELDS}

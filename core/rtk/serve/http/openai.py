@@ -6,7 +6,7 @@ list of strings is a batch of texts, a list of integers one prompt, a list of su
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.grammar.forms import ServedForm
+from rtk.grammar.forms import AskedForm, ServedForm
 from rtk.schedule.params import MAX_COUNT, shown
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import read_messages
@@ -26,6 +26,7 @@ from rtk.serve.http.forms import described, headers, read_form
 from rtk.serve.http.shapes import ChatShape, CompletionShape, Shape
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Part, Tally
+from rtk.serve.http.tools import read_tools
 from rtk.serve.protocol import Chat, Delta, GenerateRequest
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -59,8 +60,10 @@ class OpenAI(Endpoints):
         if "messages" not in values:
             raise RequestError("messages is missing: a chat is a list of messages", field="messages")
         options = typed(values, "chat_template_kwargs", dict, {})
-        chat = Chat(read_messages(values["messages"], ignored), options)
-        return await self._answer(request, values, ignored, {"messages": chat}, ChatShape())
+        tools = read_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
+        chat = Chat(read_messages(values["messages"], ignored), options | tools.options)
+        shape = ChatShape(tools, separate=typed(values, "separate_reasoning", bool, True))
+        return await self._answer(request, values, ignored, {"messages": chat}, shape, tools.form)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -128,7 +131,9 @@ class OpenAI(Endpoints):
         ignored: Ignored,
         prompts: Mapping[str, str | list[int] | Chat],
         shape: Shape,
+        with_tools: Callable[[AskedForm | None], AskedForm | None] = lambda form: form,
     ) -> Response:
+        """`with_tools`: what an answer must look like, given what the fields say of that."""
         self._check_model(typed(values, "model", str, self.manager.facts.served_name))
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
@@ -136,7 +141,7 @@ class OpenAI(Endpoints):
         sampling, names = _sampling(values)
         handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
-        asked = read_form(values, ignored)
+        asked = with_tools(read_form(values, ignored))
         form = None if asked is None else await self.manager.form(asked)
         requests = [
             GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, form=form, **handling)
@@ -180,8 +185,8 @@ class OpenAI(Endpoints):
 
 
 def _checked(form: ServedForm | None, end: Delta | Part) -> dict[str, Any]:
-    """The result of the check of a finished text, where there was to be one."""
-    if form is None or not form.verify or end.finish is None:
+    """The result of the check of a finished text, where there was to be one; of calls how far their form was kept."""
+    if form is None or end.finish is None or not (form.verify or form.asked.kind == "tool_calls"):
         return {}
     return {"rtk": described(form, finished=True, verified=end.verified)}
 

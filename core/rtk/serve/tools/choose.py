@@ -8,8 +8,8 @@ NAMES = ("hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "json")
 """What may be chosen by name."""
 
 _FORMATS = {
-    format.name: format
-    for format in (hermes.FORMAT, qwen3_coder.FORMAT, objects.LLAMA3, mistral.OLD, pythonic.FORMAT, objects.JSON)
+    one.name: one
+    for one in (hermes.FORMAT, qwen3_coder.FORMAT, objects.LLAMA3, mistral.OLD, pythonic.FORMAT, objects.JSON)
 }
 _SIGNS = (
     (mistral.MARK, "mistral"),
@@ -23,7 +23,7 @@ _SIGNS = (
 
 
 def tool_format(tokenizer: Tokenizer, setting: str) -> Format | None:
-    """How calls are written: `setting` is one of `NAMES`, or "auto"; None for "none", and where the template is mute."""
+    """How calls are written; None: in no way that is known. `setting` is one of `NAMES`, "auto" or "none"."""
     template = tokenizer.tool_template or ""
     if setting == "auto":
         setting = next((name for sign, name in _SIGNS if sign in template), "none")

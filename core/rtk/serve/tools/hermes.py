@@ -32,7 +32,5 @@ class Hermes(Machine):
         return (yield from self.call_object(raw, alone=False))
 
 
-LAYOUT = Layout(
-    head=f'{BEGIN}\n{{"name": "NAME", "arguments": ', tail=f"}}\n{END}", between="\n", trigger=BEGIN
-)
+LAYOUT = Layout(head=f'{BEGIN}\n{{"name": "NAME", "arguments": ', tail=f"}}\n{END}", between="\n", trigger=BEGIN)
 FORMAT = Format("hermes", Hermes, LAYOUT)

@@ -56,8 +56,6 @@ NEW = Format("mistral", Mistral, Layout(head=f"{MARK}NAME{ARGUMENTS}", trigger=M
 OLD = Format(
     "mistral",
     Mistral,
-    Layout(
-        head='{"name": "NAME", "arguments": ', tail="}", begin=f"{MARK}[", between=", ", end="]", trigger=MARK
-    ),
+    Layout(head='{"name": "NAME", "arguments": ', tail="}", begin=f"{MARK}[", between=", ", end="]", trigger=MARK),
     short_id,
 )

@@ -43,9 +43,7 @@ class Llama3(Objects):
 JSON = Format(
     "json",
     Objects,
-    Layout(
-        head='{"name": "NAME", "arguments": ', tail="}", begin="[", between=", ", end="]", openers=("{", "[")
-    ),
+    Layout(head='{"name": "NAME", "arguments": ', tail="}", begin="[", between=", ", end="]", openers=("{", "[")),
 )
 LLAMA3 = Format(
     "llama3_json",
