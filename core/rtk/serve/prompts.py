@@ -54,7 +54,8 @@ class PromptEncoder:
             return await self._in_thread(len(prompt), self._text_ids, prompt)
         if isinstance(prompt, Chat):
             _check_messages(prompt.messages, name)
-            length = sum(len(str(message.get("content"))) + MESSAGE_COST for message in prompt.messages)
+            length = sum(len(str(message)) + MESSAGE_COST for message in prompt.messages)
+            length += len(str(prompt.options.get("tools", "")))
             return await self._in_thread(length, self._chat_ids, prompt, name)
         if not _is_row(prompt):
             raise RequestError(f"{name} = {shown(prompt)}: must be a text, token ids, or a chat", field=name)

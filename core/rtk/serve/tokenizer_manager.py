@@ -273,7 +273,7 @@ class TokenizerManager(Asking):
         """What the scheduler is to see to. Notes whether the answer begins with thinking, where all is free."""
         form, thinking = entry.request.form, self._thinking
         thinks = thinking is not None and thinking.is_open(entry.request, tokens)
-        entry.splitter = Splitter(thinking if thinks else None)
+        entry.splitter = Splitter(thinking if thinks or form is None else None, sure=thinks)
         if form is None:
             return None
         return replace(form.order, after=thinking.end.encode()) if thinking and thinks else form.order

@@ -27,6 +27,8 @@ class HttpSettings:
     """Prompts in one request."""
     strict_fields: bool = False
     """Refuse fields that rtk does not know, instead of naming them in the answer."""
+    tool_parser: str = "auto"
+    """How the model writes calls of tools, see `rtk.serve.tools.choose`."""
     admin: AdminRights = field(default_factory=AdminRights)
     """Who may run the server: empty the cache, pin, see the configuration."""
 

@@ -101,6 +101,8 @@ FIELDS: tuple[Field, ...] = (
     *_read(Scope.CHAT, "top_logprobs"),
     *_read(Scope.CHAT | KEEPING, "messages", "chat_template_kwargs"),
     *_read(Scope.CHAT | KEEPING, "add_generation_prompt", "continue_final_message"),
+    *_read(Scope.CHAT | KEEPING, "tools"),
+    *_read(Scope.CHAT, "tool_choice", "parallel_tool_calls", "separate_reasoning"),
     *_read(Scope.GENERATE | KEEPING, "text", "input_ids"),
     *_read(Scope.GENERATE, "sampling_params", "return_ids"),
     *_read(Scope.GENERATE, "return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs"),
@@ -126,8 +128,8 @@ FIELDS: tuple[Field, ...] = (
     *_later("token_ids_logprob", neutral=([],), instead="top_logprobs_num tells the most probable tokens"),
     # structured output and tools
     *_later("guided_decoding_backend", "guided_whitespace_pattern"),
-    *_later("tools", "functions", neutral=([],)),
-    *_later("tool_choice", "function_call", neutral=("none", "auto")),
+    *_later("functions", neutral=([],)),
+    *_later("function_call", neutral=("none", "auto")),
     # text
     *_later("spaces_between_special_tokens", neutral=(True,)),
     *_later("truncate_prompt_tokens", instead="shorten the prompt yourself"),
@@ -142,7 +144,6 @@ FIELDS: tuple[Field, ...] = (
     *_later("image_data", "video_data", "audio_data", "audio", instead="prompts and answers are texts"),
     *_later("modalities", neutral=(["text"],), instead="answers are texts"),
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *_ignored("parallel_tool_calls"),
 )
 
 _TABLE = {field.name: field for field in FIELDS}

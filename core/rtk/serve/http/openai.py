@@ -7,16 +7,16 @@ batch of prompts. Choices are numbered through: `n` of the first prompt, then th
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.grammar.forms import ServedForm
+from rtk.grammar.forms import AskedForm, ServedForm
 from rtk.schedule.params import shown
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat_prompt import read_chat
@@ -30,6 +30,7 @@ from rtk.serve.http.sampling_fields import Asked, read_chat_completions, read_co
 from rtk.serve.http.shapes import ChatShape, CompletionShape, Shape
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Part, Tally
+from rtk.serve.http.tools import read_tools
 from rtk.serve.protocol import Chat, Delta, GenerateRequest
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -63,7 +64,10 @@ class OpenAI(Endpoints):
         values, ignored = await self.read(request, Scope.CHAT)
         chat = read_chat(values, ignored)
         asked = read_chat_completions(values, continues=chat.continues)
-        return await self._answer(request, values, ignored, {"messages": chat}, asked, ChatShape())
+        tools = read_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
+        chat = replace(chat, options={**chat.options, **tools.options})
+        shape = ChatShape(tools, separate=typed(values, "separate_reasoning", bool, True))
+        return await self._answer(request, values, ignored, {"messages": chat}, asked, shape, tools.form)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -132,7 +136,9 @@ class OpenAI(Endpoints):
         prompts: Prompts,
         asked: Asked,
         shape: Shape,
+        with_tools: Callable[[AskedForm | None], AskedForm | None] = lambda form: form,
     ) -> Response:
+        """`with_tools`: what an answer must look like, given what the fields say of that."""
         self._check_model(typed(values, "model", str, self.manager.facts.served_name))
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
@@ -140,7 +146,7 @@ class OpenAI(Endpoints):
         self.check_answers(len(prompts), asked)
         handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
-        form = read_form(values, ignored)
+        form = with_tools(read_form(values, ignored))
         served = None if form is None else await self.manager.form(form)
         handling |= {"sampling": asked.sampling, "names": asked.names, "form": served}
         job = _Job(
@@ -242,7 +248,7 @@ def _echoed(prompt: str | Sequence[int] | Chat) -> str | Sequence[int]:
 
 
 def _checked(form: ServedForm | None, end: Delta | Part) -> dict[str, Any]:
-    """The result of the check of a finished text, where there was to be one."""
-    if form is None or not form.verify or end.finish is None:
+    """The result of the check of a finished text, where there was to be one; of calls how far their form was kept."""
+    if form is None or end.finish is None or not (form.verify or form.asked.kind == "tool_calls"):
         return {}
     return {"rtk": described(form, finished=True, verified=end.verified)}
