@@ -22,6 +22,7 @@ MIB = 1024 * 1024
 MAX_TOKENS = 2**31 - 1
 """Tables of tokens, slots and requests hold int32."""
 MAX_THREADS = 4096
+MAX_SECONDS = 86_400.0
 MAX_CONSERVATIVENESS = 100.0
 """From 1 / 0.7 on, running answers are reserved in full."""
 
@@ -154,7 +155,9 @@ class ModelConfig(Section):
     thinking_end: str = Field(
         default="auto",
         min_length=1,
-        description="text that ends the model's thinking; auto: </think> where that is a token; none: it never thinks",
+        description="text that ends the model's thinking, or a family whose models end it alike: deepseek-r1, kimi, "
+        "mistral, qwen3, seed-oss; auto: what of those is a token; none: it never thinks",
+        json_schema_extra=flag("--reasoning-parser"),
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
     cache_dir: Annotated[Path, AfterValidator(_at_home)] = Field(
@@ -396,11 +399,38 @@ class ServeConfig(Section):
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
     )
+    tool_parser: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "json"] = Field(
+        default="auto", description="how the model writes calls of tools; auto: as its chat template says"
+    )
     locked: bool = Field(default=False, description="start only with what 'rtk config lock' wrote down")
     admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(
         default=None,
         description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",
     )
+    in_process: bool = Field(default=False, description="everything in one process, for debugging")
+    restart: bool = Field(
+        default=False, description="start the engine again when one of its processes dies, instead of ending the server"
+    )
+    unwell_after_s: float = Field(
+        default=5.0, gt=0, le=MAX_SECONDS, description="/health fails while a process has answered nothing for so long"
+    )
+    dead_after_s: float = Field(
+        default=60.0, gt=0, le=MAX_SECONDS, description="a process that has answered nothing for so long counts as dead"
+    )
+    drain_s: float = Field(
+        default=25.0,
+        ge=0,
+        le=MAX_SECONDS,
+        description="seconds that running requests have to end after SIGTERM or Ctrl-C",
+    )
+
+    @model_validator(mode="after")
+    def _unwell_before_dead(self) -> Self:
+        if self.unwell_after_s > self.dead_after_s:
+            raise ValueError(
+                f"unwell_after_s = {self.unwell_after_s:g} must be at most dead_after_s = {self.dead_after_s:g}"
+            )
+        return self
 
 
 class Config(Section):

@@ -23,6 +23,9 @@ VERY_LONG_TEXT = 1_000_000
 MESSAGE_COST = 60
 """Characters that could be encoded in the time that a template takes for an empty message."""
 
+_HERE = "\ue0c4\uf3a1\ue0c4"
+"""Private characters, which mark a place in what a template makes of messages."""
+
 
 class PromptEncoder:
     """Encodes prompts, the long ones in threads, and refuses what no model could take."""
@@ -71,7 +74,8 @@ class PromptEncoder:
             check_text(prompt, field=name)
             return await self._in_thread(len(prompt), self._text_ids, prompt, special is not False)
         _check_messages(prompt.messages, name)
-        length = sum(len(str(message.get("content"))) + MESSAGE_COST for message in prompt.messages)
+        length = sum(len(str(message)) + MESSAGE_COST for message in prompt.messages)
+        length += len(str(prompt.options.get("tools", "")))
         return await self._in_thread(length, self._chat_ids, prompt, name, special is True)
 
     def _text_ids(self, text: str, special: bool) -> list[int]:
@@ -80,9 +84,24 @@ class PromptEncoder:
     def _chat_ids(self, chat: Chat, name: str, special: bool) -> list[int]:
         if not chat.messages:
             return []
-        text = self._tokenizer.chat(chat.messages, **chat.options)
+        text = self._chat_text(chat)
         check_text(text, field=name)
         return self._text_ids(text, special)
+
+    def _chat_text(self, chat: Chat) -> str:
+        if not chat.continues:
+            return self._tokenizer.chat(chat.messages, **chat.options)
+        *before, last = chat.messages
+        if not isinstance(last.get("content"), str):
+            raise RequestError("the last message has no text that could be continued", field="continue_final_message")
+        marked = {**last, "content": last["content"] + _HERE}
+        text, here, _ = self._tokenizer.chat(
+            [*before, marked], **{**chat.options, "add_generation_prompt": False}
+        ).rpartition(_HERE)
+        if not here:
+            problem = "the model's chat template does not show the end of the last message, so it cannot be continued"
+            raise RequestError(problem, field="continue_final_message")
+        return text
 
     def _read(self, ids: Sequence[Any], name: str) -> str:
         check_token_ids(ids, self._facts.vocab_size, field=name)

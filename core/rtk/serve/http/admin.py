@@ -33,6 +33,8 @@ class Admin(Endpoints):
         """GET /health: 200 while requests can be served, else 503; names the plugins that failed."""
         self.manager.check_healthy()
         vitals = self.manager.vitals()
+        if vitals.unwell:
+            raise RequestError(vitals.unwell, code="engine_unwell", status=503)
         if vitals.turn_s > STUCK_S:
             raise RequestError(
                 f"the engine's thread has been in one turn for {vitals.turn_s:.0f} s: it computes a very long step, or "
