@@ -80,7 +80,11 @@ class PromptEncoder:
     def _chat_ids(self, chat: Chat, name: str, special: bool) -> list[int]:
         if not chat.messages:
             return []
-        text = self._tokenizer.chat(chat.messages, **chat.options)
+        try:
+            text = self._tokenizer.chat(chat.messages, **chat.options)
+        except RequestError as error:  # which calls them messages
+            problem = str(error).replace("messages", name, 1) if error.field == "messages" else str(error)
+            raise RequestError(problem, field=name, code=error.code, status=error.status) from error
         check_text(text, field=name)
         return self._text_ids(text, special)
 

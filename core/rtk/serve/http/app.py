@@ -14,6 +14,7 @@ from rtk.serve.http.errors import answering_errors, route_error
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
 from rtk.serve.http.requests import Requests
+from rtk.serve.http.responses import Responses
 from rtk.serve.http.tokens import Tokens
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -31,12 +32,13 @@ def create_app(
     settings = settings or HttpSettings()
     openai, native, cache = OpenAI(manager, settings), Native(manager, settings), Cache(manager, settings)
     admin, requests = Admin(manager, settings, version, config), Requests(manager, settings)
-    tokens = Tokens(manager, settings)
+    responses, tokens = Responses(manager, settings), Tokens(manager, settings)
     app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (
         ("POST", "/v1/completions", openai.completions),
         ("POST", "/v1/chat/completions", openai.chat_completions),
+        ("POST", "/v1/responses", responses.create),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/generate", native.generate),
