@@ -102,15 +102,16 @@ def _prompt(values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
         prompt = Chat(read_messages(prompt, ignored), typed(values, "chat_template_kwargs", dict, {}))
     elif "chat_template_kwargs" in values:
         ignored.note("chat_template_kwargs")
-    return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=values.get("cache_salt"))
+    keys = {key: values.get(key) for key in ("cache_salt", "extra_key")}
+    return GenerateRequest(prompt=prompt, prompt_name=name, **keys)
 
 
 # --- answering --------------------------------------------------------------------------------------------------
 
 
 def _namespace(namespace: Namespace) -> dict[str, Any]:
-    adapter = namespace.adapter
-    return {"adapter": None if adapter is None else adapter._asdict(), "cache_salt": namespace.salt}
+    adapter = None if namespace.adapter is None else namespace.adapter._asdict()
+    return {"adapter": adapter, "cache_salt": namespace.salt, "extra_key": namespace.extra}
 
 
 def _pin(pin: PinState) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rtk.serve.tokenizer_manager import TokenizerManager
 
 MIB = 1024 * 1024
 
-_HANDLING = ("cache_salt", "priority", "routing_key", "deadline_ms")
+_HANDLING = ("cache_salt", "extra_key", "priority", "routing_key", "deadline_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
