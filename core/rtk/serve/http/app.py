@@ -13,6 +13,7 @@ from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import answering_errors, route_error
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
+from rtk.serve.http.openapi import OpenApi
 from rtk.serve.http.requests import Requests
 from rtk.serve.http.responses import Responses
 from rtk.serve.http.tokens import Tokens
@@ -53,6 +54,7 @@ def create_app(
         ("POST", "/cache/explain", cache.explain),
         ("POST", "/cache/pin", cache.pin),
         ("POST", "/cache/unpin", cache.unpin),
+        ("GET", "/openapi.json", OpenApi(version).show),
     ):
         app.add_route(path, answering_errors(handler), methods=[method])
     return app
