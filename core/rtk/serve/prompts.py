@@ -84,7 +84,12 @@ class PromptEncoder:
     def _chat_ids(self, chat: Chat, name: str, special: bool) -> list[int]:
         if not chat.messages:
             return []
-        text = self._chat_text(chat)
+        try:
+            text = self._chat_text(chat)
+        except RequestError as error:  # which calls them messages
+            named = error.field == "messages"
+            problem, field = (str(error).replace("messages", name, 1), name) if named else (str(error), error.field)
+            raise RequestError(problem, field=field, code=error.code, status=error.status) from error
         check_text(text, field=name)
         return self._text_ids(text, special)
 

@@ -13,7 +13,9 @@ from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import answering_errors, route_error
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
+from rtk.serve.http.openapi import OpenApi
 from rtk.serve.http.requests import Requests
+from rtk.serve.http.responses import Responses
 from rtk.serve.http.tokens import Tokens
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -31,12 +33,13 @@ def create_app(
     settings = settings or HttpSettings()
     openai, native, cache = OpenAI(manager, settings), Native(manager, settings), Cache(manager, settings)
     admin, requests = Admin(manager, settings, version, config), Requests(manager, settings)
-    tokens = Tokens(manager, settings)
+    responses, tokens = Responses(manager, settings), Tokens(manager, settings)
     app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (
         ("POST", "/v1/completions", openai.completions),
         ("POST", "/v1/chat/completions", openai.chat_completions),
+        ("POST", "/v1/responses", responses.create),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/generate", native.generate),
@@ -51,6 +54,7 @@ def create_app(
         ("POST", "/cache/explain", cache.explain),
         ("POST", "/cache/pin", cache.pin),
         ("POST", "/cache/unpin", cache.unpin),
+        ("GET", "/openapi.json", OpenApi(version).show),
     ):
         app.add_route(path, answering_errors(handler), methods=[method])
     return app

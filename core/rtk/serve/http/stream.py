@@ -5,13 +5,12 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rtk.errors import RequestError
-from rtk.serve.http.errors import error_body, internal_error
+from rtk.serve.http.errors import encoded, error_body, internal_error
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(content: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+    return b"data: " + encoded(content) + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
