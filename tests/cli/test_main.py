@@ -280,12 +280,12 @@ def test_generate_gives_pipes_what_the_model_wrote_and_terminals_what_cannot_ste
         def __exit__(self, *error: object) -> None: ...
 
         def stream(self, prompt: str, params: dict, *, chat: bool | None) -> list:
-            return [type("Chunk", (), {"text": "a\x1b[31m\tb\n", "verified": None})]
+            return [type("Chunk", (), {"text": "a\x07\tb\n", "verified": None})]
 
     monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
-    assert run("generate", "x")[1] == "a\x1b[31m\tb\n\n"
+    assert run("generate", "x")[1] == "a\x07\tb\n\n"
     monkeypatch.setattr("rtk_cli.generate.on_terminal", lambda: True)
-    assert run("generate", "x")[1] == "a[31m\tb\n\n"
+    assert run("generate", "x")[1] == "a\tb\n\n"
 
 
 @pytest.fixture
