@@ -373,7 +373,8 @@ def test_a_server(http):
 
 
 def test_a_server_needs_no_torch(http):
-    code = "import sys; from rtk_cli.main import main\ntry: main()\nfinally: print({'torch', 'transformers'} & {*sys.modules})"
+    look = "print({'torch', 'transformers'} & {*sys.modules})"
+    code = f"import sys; from rtk_cli.main import main\ntry: main()\nfinally: {look}"
     command = [sys.executable, "-c", code, "chat", "--url", http.base]
     result = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=True)
     assert result.stdout == "fine\nset()\n"
