@@ -99,7 +99,7 @@ def _penalise(logits: torch.Tensor, given: Penalties) -> None:
     known = given.tokens < logits.shape[1]
     entry, tokens, counts = entry[known], given.tokens[known].astype(np.int64), given.counts[known]
     off = given.frequency[entry] * counts + given.presence[entry] * (counts > 0)
-    columns = (given.rows[entry].astype(np.int64), tokens, given.repetition[entry], off)
+    columns = (given.rows[entry].astype(np.int64), tokens, given.repetition[entry], off.astype(np.float32))
     row, token, repetition, less = (torch.from_numpy(c).to(logits.device, non_blocking=True) for c in columns)
     was = logits[row, token]
     logits[row, token] = torch.where(was > 0, was / repetition, was * repetition) - less
