@@ -7,11 +7,13 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
+from rtk.observe.logs import about
+from rtk.observe.vitals import process_report
 from rtk.plugin.guard import Health
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.batches import Batches
@@ -36,8 +38,10 @@ from rtk.schedule.messages import (
     Question,
     Refused,
     RequestExplained,
+    Stats,
     Verdict,
 )
+from rtk.schedule.meters import Meters
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
@@ -71,6 +75,7 @@ COUNTERS = (
     "prefill_tokens",
     "decode_tokens",
     "cached_tokens",
+    "uncached_tokens",
     "generated_tokens",
     "sampling_errors",
     "grammar_dead_ends",
@@ -123,6 +128,7 @@ class Scheduler:
         self._compiling = Compiling(grammars)
         self._running = Running(pools)
         self._ledger = Ledger()
+        self.meters = Meters(clock)
         self.counters: Counter[str] = Counter()
         self._constraints = Constraints(limits.max_running, health, self.counters, jump_forward=settings.jump_forward)
         self._batches = Batches(
@@ -173,6 +179,7 @@ class Scheduler:
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
+        before = self.meters.enter("messages")
         self._catch_up()
         for message in messages:
             match message:
@@ -185,6 +192,7 @@ class Scheduler:
                         self.settle()  # the last step of those who are gone
                     if (said := answer(message, self, self._desk)) is not None:
                         self._outbox.append(said)
+        self.meters.enter(before)
         return self._drain()
 
     def _accept(self, new: NewRequest) -> Verdict:
@@ -192,6 +200,7 @@ class Scheduler:
             self.enqueue(new)
         except RequestError as error:
             self.counters["requests_refused"] += 1
+            self.meters.refused(error.code)
             return Verdict(
                 rid=new.rid,
                 accepted=False,
@@ -219,19 +228,23 @@ class Scheduler:
         self._ledger.arrived(request, new.name, request.arrival_s)
 
     def _check_queue(self) -> None:
-        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
-        if self._settings.max_queue is None:
-            return
-        waiting = len(self._queue) + len(self._compiling)
-        self._left_waiting = min(self._left_waiting, len(self._queue))
-        room = 0 if self._left_waiting else self._pools.table.free_rows
-        if waiting - room >= self._settings.max_queue:
+        """Refuse a request where as many wait as may."""
+        if self._queue_is_full():
+            waiting = len(self._queue) + len(self._compiling)
             self.counters["queue_full"] += 1
             raise RequestError(
                 f"the queue is full: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
                 code="queue_full",
                 status=503,
             )
+
+    def _queue_is_full(self) -> bool:
+        """Whether as many wait as may. Where the last step left nobody, free rows are no wait."""
+        if self._settings.max_queue is None:
+            return False
+        self._left_waiting = min(self._left_waiting, len(self._queue))
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        return len(self._queue) + len(self._compiling) - room >= self._settings.max_queue
 
     def _request(self, new: NewRequest, pin: Pin | None) -> Request:
         if new.rid in self._requests:
@@ -307,8 +320,10 @@ class Scheduler:
 
         Returns what became known.
         """
+        self.meters.enter("schedule")
         self._catch_up()
         batch = self._batches.next(self._steps + 1, self)
+        self.meters.enter("launch")
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
         self._left_waiting = len(self._queue)
         self.stalled = not batch and before is None and self._left_waiting > 0
@@ -319,6 +334,7 @@ class Scheduler:
         if not self._settings.overlap:
             self.settle()
         self._check_idle()
+        self.meters.enter("between")
         return self._drain()
 
     def _launch(self, batch: list[Request]) -> Flight:
@@ -331,6 +347,7 @@ class Scheduler:
             if row.start < request.fill_len
         ]
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
+        self.meters.launched(self._steps, (prefill.request for prefill in prefills))
         flight = launch(self._executor, plan, batch)
         if not flight.constrained or not self._constraints.wait(flight):
             self._sample(flight)
@@ -343,9 +360,12 @@ class Scheduler:
         if not flight.constrained:
             flight.sample(None)
             return
+        before = self.meters.enter("mask")
         for request, finish in self._constraints.renew(flight.sampling()):
             self._end(request, finish)
-        flight.sample(self._constraints.mask(flight))
+        mask = self._constraints.mask(flight)
+        self.meters.enter(before)
+        flight.sample(mask)
 
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -357,7 +377,10 @@ class Scheduler:
 
     def _take_in(self, flight: Flight) -> None:
         """Account for the step's rows, one by one: an error in one ends that request and no other."""
+        before = self.meters.enter("wait")
         result = flight.result()
+        self.meters.enter("take_in")
+        self.meters.retired(flight.plan.step)
         self._ledger.retired(flight.plan.step, self._clock())
         self.counters["steps"] += 1
         self.counters["steps_failed"] += result is None
@@ -371,17 +394,20 @@ class Scheduler:
             try:
                 self._land(request, row, result, sampled)
             except Exception:
-                log.exception("request %s ends on a bug", request.rid)
+                log.exception("request %s ends on a bug", request.rid, extra=about(request.rid))
                 self.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         if flight.constrained:
+            self.meters.enter("mask")
             for request, finish in self._constraints.renew(flight.batch):
                 self._end(request, finish)
+            self.meters.enter("take_in")
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         if self._reports is not None:
             crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
             self._reports.on_step(step_report(flight, result is None, self._clock(), self._pools, **crowd))
+        self.meters.enter(before)
 
     def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
         """One row of a step that was computed, or failed."""
@@ -416,8 +442,6 @@ class Scheduler:
                 self._end(request, Finish(reason="length"))
             else:
                 self.counters["middle_chunks"] += 1
-        if request.first_token_s is None:
-            request.first_token_s = self._clock()
         for place, token in enumerate(tokens):
             if place:  # the token before it was guessed, and computed along
                 request.computed_len += 1
@@ -425,6 +449,7 @@ class Scheduler:
             if request.constraint is not None and (fault := self._constraints.accept(request.constraint, token)):
                 self._end(request, fault)
                 return
+            self.meters.took(request)
             request.append(token)
             self.counters["generated_tokens"] += 1
             if (finish := self._finish(request, token)) is not None:
@@ -473,6 +498,7 @@ class Scheduler:
             return
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
         self.counters[f"finished_{finish.reason}"] += 1
+        self.meters.ended(request, finish, now, ran=before is Status.RUNNING)
         if self._reports is not None:
             self._reports.on_request(request_report(request, self._ledger.name(request.rid), finish, now))
 
@@ -497,6 +523,7 @@ class Scheduler:
             "pool": pools.allocator.capacity,
             "running": len(running.requests),
             "waiting": len(self._queue),
+            "queue_is_full": int(self._queue_is_full()),
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
             "new_token_ratio": self._batches.ratio.value,
@@ -508,6 +535,17 @@ class Scheduler:
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}
         return {**counters, **gauges, **self._compiling.stats(), **self._executor.stats()}
+
+    def measured(self, id: int) -> Stats:
+        """All that is counted and measured, as the answer to the question with this id."""
+        pools, meters = self._pools, self.meters
+        counts: dict[str, Mapping[str, int | float]] = {
+            **meters.counts(),
+            "evicted_tokens": dict(pools.cache.evicted_by),
+            "plugin_faults": {**dict.fromkeys(self.health.plugins, 0), **self.health.faults},
+        }
+        histograms = {**meters.histograms(), **self._compiling.histograms()}
+        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms, process=process_report())
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from rtk.observe.logs import about
 from rtk.schedule.messages import Finish, NewRequest, Outbound, Output, Verdict
 
 log = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class Detokenizer:
         try:
             text = assembler.push(message.tokens, finish)
         except Exception:
-            log.exception("the text of request %s cannot be decoded", message.rid)
+            log.exception("the text of request %s cannot be decoded", message.rid, extra=about(message.rid))
             finish = Finish(reason="error", problem="the output could not be turned into text")
         if finish is not None:
             self.close(message.rid)
