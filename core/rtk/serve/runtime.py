@@ -21,6 +21,7 @@ from rtk.schedule.reports import Reports
 from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
+from rtk.serve.detokenizer import Detokenizer
 from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
 from rtk.serve.thinking import thinking
 from rtk.serve.tokenizer import Tokenizer
@@ -65,10 +66,11 @@ class Runtime:
         grammars = start_grammars(config, computing, tokenizer, lambda: self._thread.wake())
         scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
         self._forms = start_judges(config, grammars)
+        self._detokenizer = Detokenizer(tokenizer.assembler)
         self._thread = SchedulerThread(scheduler, self._deliver, after_step)
         self.manager = TokenizerManager(
             tokenizer,
-            self._thread.send,
+            self._detokenizer.before(self._thread.send),
             facts,
             healthy=lambda: self._thread.healthy,
             forms=self._forms,
@@ -78,7 +80,7 @@ class Runtime:
         self._thread.start()
 
     def _deliver(self, messages: list[Outbound]) -> None:
-        self.manager.deliver(messages)
+        self.manager.deliver(self._detokenizer.process(messages))
 
     def close(self) -> None:
         """Stop the scheduler; requests that still run end with an error. Safe to call twice."""

@@ -4,15 +4,9 @@ Everything here is a fold over single tokens, so how tokens are grouped into mes
 (`StopChecker`) and the client's side (`TextAssembler`), which are built from the same pieces, end a text at one place.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
-from rtk.observe.logs import about
-from rtk.schedule.messages import Finish, NewRequest, Outbound, Output, Verdict
-
-log = logging.getLogger(__name__)
+from rtk.schedule.messages import Finish
 
 BROKEN = "\ufffd"
 """What decoders write for bytes that are no character, or not yet one."""
@@ -197,56 +191,3 @@ class StopChecker:
         """The stop string that `token` completes."""
         self._scanner.push(self._decoder.push(token))
         return self._scanner.matched
-
-
-class TextOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """An `Output` with its text."""
-
-    rid: str
-    text: str
-    tokens: tuple[int, ...]
-    cached_tokens: int = 0
-    finish: Finish | None = None
-
-
-class Detokenizer:
-    """Puts text to the outputs of many requests: messages in, messages out, and no other effect."""
-
-    def __init__(self, assembler: Callable[[NewRequest], TextAssembler]) -> None:
-        self._assembler = assembler
-        self._open: dict[str, TextAssembler] = {}
-
-    def open(self, request: NewRequest) -> None:
-        """Expect outputs of `request`."""
-        self._open[request.rid] = self._assembler(request)
-
-    def close(self, rid: str) -> None:
-        """Expect no more outputs of `rid`. Requests that end, or are refused, are closed already."""
-        self._open.pop(rid, None)
-
-    def process(self, messages: Iterable[Outbound]) -> list[Outbound | TextOutput]:
-        """The same messages, with text in place of outputs. Those of requests that are not open are left out."""
-        return [answer for message in messages if (answer := self._answer(message)) is not None]
-
-    def _answer(self, message: Outbound) -> Outbound | TextOutput | None:
-        if isinstance(message, Verdict) and not message.accepted:
-            self.close(message.rid)
-        if not isinstance(message, Output):
-            return message
-        assembler = self._open.get(message.rid)
-        if assembler is None:
-            return None
-        text, finish = "", message.finish
-        try:
-            text = assembler.push(message.tokens, finish)
-        except Exception:
-            log.exception("the text of request %s cannot be decoded", message.rid, extra=about(message.rid))
-            finish = Finish(reason="error", problem="the output could not be turned into text")
-        if finish is not None:
-            self.close(message.rid)
-        return TextOutput(
-            rid=message.rid, text=text, tokens=message.tokens, cached_tokens=message.cached_tokens, finish=finish
-        )
-
-    def __len__(self) -> int:
-        return len(self._open)

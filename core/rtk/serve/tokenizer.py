@@ -21,8 +21,8 @@ import tokenizers
 from rtk.cache.key import TOKEN_BYTES, unpack
 from rtk.errors import ModelError, RequestError, one_line
 from rtk.model.files import read_object, read_text
-from rtk.schedule.messages import NewRequest
 from rtk.schedule.params import SamplingParams
+from rtk.serve.detokenizer import Open
 from rtk.serve.text import BROKEN, CONTEXT_TOKENS, IncrementalDecoder, StopChecker, StopScanner, TextAssembler
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -126,13 +126,13 @@ class Tokenizer:
         context = unpack(prompt[-CONTEXT_TOKENS * TOKEN_BYTES :])
         return IncrementalDecoder(self.decode, context, silent=self.silent, marks=self._marks)
 
-    def assembler(self, request: NewRequest) -> TextAssembler:
+    def assembler(self, request: Open) -> TextAssembler:
         """What turns the output tokens of `request` into its text."""
-        return TextAssembler(self.decoder(request.tokens), _scanner(request.params))
+        return TextAssembler(self.decoder(request.context), StopScanner(request.stop, request.min_new_tokens))
 
     def match_stop(self, params: SamplingParams, prompt: bytes) -> Callable[[int], str | None]:
         """The scheduler's stop string check: fed each output token, answers the stop string that it completes."""
-        return StopChecker(self.decoder(prompt), _scanner(params)).push
+        return StopChecker(self.decoder(prompt), StopScanner(params.stop, params.min_new_tokens)).push
 
     def _longest_mark(self) -> int:
         """How many U+FFFD the beginning of one character decodes to: one, or with byte fallback one a byte."""
@@ -215,10 +215,6 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
-
-
-def _scanner(params: SamplingParams) -> StopScanner:
-    return StopScanner(params.stop, params.min_new_tokens)
 
 
 def _content(token: Any) -> str | None:

@@ -1,55 +1,29 @@
 """The one client protocol: a prompt goes in, deltas of text come out. HTTP and `rtk.Engine` both speak it.
 
-Lives on one event loop. The scheduler is reached through `send` and answers through `deliver`, from any thread.
+Lives on one event loop. The scheduler is reached through `send`; its answers come through `deliver`, from any thread,
+and with text, which a detokenizer puts to them on their way.
 """
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
-from rtk.cache.key import TOKEN_BYTES, Namespace
+from rtk.cache.key import TOKEN_BYTES
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, Forms, ServedForm
 from rtk.grammar.verify import verified
-from rtk.schedule.messages import (
-    Abort,
-    Answer,
-    CacheReport,
-    Explain,
-    Explained,
-    ExplainRequest,
-    Finish,
-    Flush,
-    Flushed,
-    GetCache,
-    GetStats,
-    GrammarOrder,
-    Inbound,
-    NewRequest,
-    Outbound,
-    Pin,
-    Pinned,
-    PinState,
-    Refused,
-    RequestExplained,
-    Stats,
-    Unpin,
-    Verdict,
-)
-from rtk.schedule.params import SamplingParams, check_text, sampling_params, shown
-from rtk.serve.explanation import CacheExplanation, explanation
+from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Verdict
+from rtk.schedule.params import SamplingParams, sampling_params, shown
+from rtk.serve.asking import Asking
+from rtk.serve.detokenizer import TextOutput, Texts
+from rtk.serve.handling import check_name, deadline_of, name_or_none, namespace_of, priority_of, refusal, stopped
 from rtk.serve.prompts import PromptEncoder
 from rtk.serve.protocol import Chat, Delta, GenerateRequest, ModelFacts, Vitals, check_defaults, sampling_defaults
-from rtk.serve.request_explanation import RequestExplanation, request_explanation
-from rtk.serve.text import Detokenizer, TextOutput
 from rtk.serve.thinking import Splitter, Thinking
 from rtk.serve.tokenizer import Tokenizer
 
@@ -57,26 +31,11 @@ __all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager",
 
 log = logging.getLogger(__name__)
 
-MAX_NAME = 200
-"""Characters of a request id, and of a pin's name."""
-
-MAX_SALT = 65_536
-"""Characters of a cache salt."""
-
-MAX_PRIORITY = 2**31 - 1
-
-MAX_TTL_S = 2**31 - 1
-
-MAX_DEADLINE_MS = 2**31 - 1
-
 VERIFY_LIMIT_S = 10.0
 """How long the check of one text may take."""
 
 MAX_VERIFYING = 2
 """Texts that are checked at a time."""
-
-ANSWER_LIMIT_S = 60.0
-"""How long the scheduler may take to answer a question: longer than any step of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +60,7 @@ class _Entry:
     """The parts of the answer so far, where it is to be checked."""
 
 
-class TokenizerManager:
+class TokenizerManager(Asking):
     """Validates and encodes requests, and hands each client the text of its own."""
 
     def __init__(
@@ -119,29 +78,16 @@ class TokenizerManager:
 
         `forms`: who sees to it that answers have a form; None: nobody. `thinking`: how the model does, if it does.
         """
+        super().__init__(tokenizer, PromptEncoder(tokenizer, facts), send, healthy, forms)
         self.facts = facts
-        self.tokenizer = tokenizer
-        self._send = send
-        self._healthy = healthy
         self.vitals = vitals
-        self._forms = forms
         self._thinking = thinking
         self._verifying = asyncio.Semaphore(MAX_VERIFYING)
-        self._prompts = PromptEncoder(tokenizer, facts)
-        self._detokenizer = Detokenizer(tokenizer.assembler)
-        self._numbers = itertools.count(1)
         self._entries: dict[str, _Entry] = {}
         """By scheduler id."""
         self._names: dict[str, list[_Entry]] = {}
         """By client id; that of a batch names all of its requests."""
-        self._questions: dict[int, asyncio.Future[Any]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
         check_defaults(facts)
-
-    def check_healthy(self) -> None:
-        """Raises `RequestError` where no request can be served any more."""
-        if not self._healthy():
-            raise _stopped()
 
     @property
     def in_flight(self) -> int:
@@ -241,7 +187,7 @@ class TokenizerManager:
 
     def _check_free(self, rids: Sequence[str]) -> None:
         for i, rid in enumerate(rids):
-            _check_name(rid, "rid")
+            check_name(rid, "rid")
             if rid in self._names or rid in rids[:i]:
                 raise RequestError(
                     f"rid = {shown(rid)}: a request with this id is in flight; wait for its end, or choose another",
@@ -256,10 +202,9 @@ class TokenizerManager:
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
         entry.sent = True
-        self._detokenizer.open(new)
         self._send(new)
         if not self._healthy():  # it may have ended before it could take this in
-            self._fail(entry, _stopped())
+            self._fail(entry, stopped())
             self._send(Abort(entry.id))
 
     def _give_up(self, entries: Sequence[_Entry]) -> None:
@@ -272,7 +217,6 @@ class TokenizerManager:
 
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.id]
-        self._detokenizer.close(entry.id)
         for name in entry.names:
             self._names[name].remove(entry)
             if not self._names[name]:
@@ -288,11 +232,11 @@ class TokenizerManager:
             rid=entry.id,
             tokens=tokens,
             params=params,
-            namespace=_namespace(request),
-            priority=_priority(request),
-            tenant=_name_or_none(request.tenant, "tenant"),
-            routing_key=_name_or_none(request.routing_key, "routing_key"),
-            deadline_s=_deadline_s(request),
+            namespace=namespace_of(request),
+            priority=priority_of(request),
+            tenant=name_or_none(request.tenant, "tenant"),
+            routing_key=name_or_none(request.routing_key, "routing_key"),
+            deadline_s=deadline_of(request),
             name=entry.rid,
             grammar=self._grammar(entry, tokens),
         )
@@ -310,92 +254,10 @@ class TokenizerManager:
         given = {**self.facts.default_sampling, **request.sampling}
         return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
 
-    # --- asking -------------------------------------------------------------------------------------------------
-
-    async def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters and gauges, and what became of the forms that were asked for."""
-        answer: Stats = await self._ask(GetStats)
-        return answer.values if self._forms is None else answer.values | self._forms.stats()
-
-    async def flush(self) -> int:
-        """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""
-        answer: Flushed = await self._ask(Flush)
-        return answer.tokens
-
-    async def cache(self) -> CacheReport:
-        """What the KV pool holds, and the pins."""
-        answer: CacheReport = await self._ask(GetCache)
-        return answer
-
-    async def explain(self, request: GenerateRequest, *, elsewhere: bool = False) -> CacheExplanation:
-        """Why the request's prompt would hit the prefix cache as much as it does. Computes nothing.
-
-        `elsewhere`: look for more of it in other namespaces too. Raises `RequestError` where the cache is switched off.
-        """
-        tokens, namespace = await self._prompts.tokens(request), _namespace(request)
-        question = partial(Explain, tokens=tokens, namespace=namespace, elsewhere=elsewhere)
-        answer: Explained = await self._ask(question)
-        return explanation(answer, self.tokenizer.text_of)
-
-    async def explain_request(self, rid: str) -> RequestExplanation:
-        """What became of the newest request with the client id `rid`, and why.
-
-        Raises `RequestError` where there is none in flight and none among the last that have ended.
-        """
-        _check_name(rid, "rid")
-        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
-        return request_explanation(answer.timeline)
-
-    async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
-        """Keep the request's prompt in the prefix cache, computing it where it is not there.
-
-        `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` for what does not fit.
-        """
-        _check_name(name, "name")
-        if ttl_s is not None and not (_is_number(ttl_s) and 0 < ttl_s <= MAX_TTL_S):
-            allowed = f"a number of seconds above 0, up to {MAX_TTL_S}, or null"
-            raise RequestError(f"ttl_s = {shown(ttl_s)}: must be {allowed}", field="ttl_s")
-        tokens, namespace = await self._prompts.tokens(request), _namespace(request)
-        question = partial(Pin, name=name, tokens=tokens, namespace=namespace, ttl_s=ttl_s)
-        try:
-            answer: Pinned = await self._ask(question, limit_s=None)
-        except RequestError as error:
-            raise _refusal(request, str(error), error.field, error.code, error.status) from None
-        return answer.pin
-
-    async def unpin(self, name: str) -> PinState:
-        """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""
-        _check_name(name, "name")
-        answer: Pinned = await self._ask(partial(Unpin, name=name))
-        return answer.pin
-
-    async def _ask(self, question: Callable[..., Inbound], limit_s: float | None = ANSWER_LIMIT_S) -> Any:
-        self._check_running()
-        number = next(self._numbers)
-        answer = self._questions[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(question(id=number))
-            self.check_healthy()
-            return await asyncio.wait_for(answer, limit_s)
-        except TimeoutError:
-            raise RequestError(
-                f"the engine gave no answer within {limit_s:g} s", code="engine_busy", status=503
-            ) from None
-        finally:
-            del self._questions[number]
-
-    def _check_running(self) -> None:
-        """Take note of the loop to deliver to, and refuse where nobody would answer."""
-        loop = asyncio.get_running_loop()
-        if self._loop not in (None, loop):
-            raise RuntimeError("a TokenizerManager belongs to the event loop that it was first used on")
-        self._loop = loop
-        self.check_healthy()
-
     # --- answers ------------------------------------------------------------------------------------------------
 
-    def deliver(self, messages: Sequence[Outbound]) -> None:
-        """Take the scheduler's messages; from any thread. Wakes the event loop once."""
+    def deliver(self, messages: Sequence[Texts]) -> None:
+        """Take the detokenizer's messages; from any thread. Wakes the event loop once."""
         if self._loop is None:
             return
         try:
@@ -403,8 +265,8 @@ class TokenizerManager:
         except RuntimeError:
             log.debug("messages arrived after the event loop was closed")
 
-    def _receive(self, messages: Sequence[Outbound]) -> None:
-        for message in self._detokenizer.process(messages):
+    def _receive(self, messages: Sequence[Texts]) -> None:
+        for message in messages:
             match message:
                 case TextOutput():
                     self._output(message)
@@ -412,16 +274,6 @@ class TokenizerManager:
                     self._refuse(message)
                 case Answer():
                     self._answered(message)
-
-    def _answered(self, answer: Answer) -> None:
-        waiting = self._questions.get(answer.id)
-        if waiting is None or waiting.done():
-            return
-        if isinstance(answer, Refused):
-            error = RequestError(answer.problem, field=answer.field, code=answer.code, status=answer.status)
-            waiting.set_exception(error)
-        else:
-            waiting.set_result(answer)
 
     def _output(self, output: TextOutput) -> None:
         entry = self._entries.get(output.rid)
@@ -431,7 +283,7 @@ class TokenizerManager:
         if finish is None:
             entry.queue.put_nowait(self._delta(entry, output))
         elif finish.reason == "error":
-            self._fail(entry, _refusal(entry.request, finish.problem, finish.field, finish.code, finish.status))
+            self._fail(entry, refusal(entry.request, finish.problem, finish.field, finish.code, finish.status))
             self._send(Abort(entry.id))  # the error may be the detokenizer's
         else:
             self._finish(entry, output)
@@ -449,7 +301,7 @@ class TokenizerManager:
         entry = self._entries.get(verdict.rid)
         if entry is None:
             return
-        error = _refusal(entry.request, verdict.problem, verdict.field, verdict.code, verdict.status)
+        error = refusal(entry.request, verdict.problem, verdict.field, verdict.code, verdict.status)
         self._fail(entry, error)
 
     def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
@@ -464,71 +316,11 @@ class TokenizerManager:
             cached_tokens=output.cached_tokens,
             completion_tokens=entry.completion_tokens,
             finish=output.finish,
+            logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
             thought=thought,
             content=content,
         )
-
-
-def _refusal(request: GenerateRequest, problem: str, field: str | None, code: str, status: int) -> RequestError:
-    """What the scheduler refuses, in the client's words."""
-    names = {"prompt": request.prompt_name, **request.names}
-    if field == "grammar" and request.form is not None:
-        names[field] = request.form.asked.called
-        problem = f"{names[field]}: {problem}"
-    length = "max_new_tokens"  # the one parameter that the scheduler's messages name
-    problem = problem.replace(length, names.get(length, length))
-    return RequestError(problem, field=None if field is None else names.get(field, field), code=code, status=status)
-
-
-def _check_name(name: Any, field: str) -> None:
-    if not (isinstance(name, str) and 1 <= len(name) <= MAX_NAME and name.isprintable()):
-        raise RequestError(f"{field}: must be a string of 1 to {MAX_NAME} printable characters", field=field)
-
-
-def _namespace(request: GenerateRequest) -> Namespace:
-    salt = request.cache_salt
-    if salt is not None:
-        if not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT):
-            raise RequestError(
-                f"cache_salt: must be a string of 1 to {MAX_SALT:,} characters, or null", field="cache_salt"
-            )
-        check_text(salt, field="cache_salt")
-    return Namespace(salt=salt)
-
-
-def _priority(request: GenerateRequest) -> int:
-    priority = request.priority
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
-        raise RequestError(
-            f"priority = {shown(priority)}: must be an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}", field="priority"
-        )
-    return priority
-
-
-def _name_or_none(name: str | None, field: str) -> str:
-    """The name as the scheduler has it: empty for none."""
-    if name is None:
-        return ""
-    _check_name(name, field)
-    return name
-
-
-def _deadline_s(request: GenerateRequest) -> float | None:
-    deadline = request.deadline_ms
-    if deadline is None:
-        return None
-    if not (_is_number(deadline) and 0 < deadline <= MAX_DEADLINE_MS):
-        allowed = f"a number of milliseconds above 0, up to {MAX_DEADLINE_MS}, or null"
-        raise RequestError(f"deadline_ms = {shown(deadline)}: must be {allowed}", field="deadline_ms")
-    return deadline / 1000
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _stopped() -> RequestError:
-    return RequestError("the engine has stopped; restart the server", code="engine_stopped", status=503)
 
 
 def _own_rid(request: GenerateRequest, rid: str, index: int, size: int) -> str:
