@@ -4,52 +4,26 @@ Every process of a server calls `configure` once. A line that cannot be written,
 reads any more, is counted and lost; whoever wrote it goes on.
 """
 
-import contextvars
 import json
 import logging
 import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rtk.errors import printable
+from rtk.observe.visit import current
 
-Format = Literal["text", "json"]
-Level = Literal["debug", "info", "warning", "error"]
+if TYPE_CHECKING:
+    from rtk.config.models import Config
 
-
-class Subject:
-    """What a line is about that is written while somebody is served."""
-
-    __slots__ = ("request_id",)
-
-    def __init__(self) -> None:
-        self.request_id = ""
-        """The client's id of the request, once it is known."""
-
-
-subject: contextvars.ContextVar[Subject | None] = contextvars.ContextVar("rtk_log_subject", default=None)
-"""Set for each request over HTTP. A holder, since tasks that are begun on the way cannot set it for the one above."""
 
 
 def about(rid: str) -> Mapping[str, str]:
     """The `extra` of a line about a request. The scheduler's ids are a number and the client's id."""
     number, _, name = rid.partition(":")
     return {"request_id": name if name and number.isdecimal() else rid}
-
-
-def call_it(rid: str) -> None:
-    """From here on, lines about the request that is being served have this id."""
-    holder = subject.get()
-    if holder is not None:
-        holder.request_id = rid
-
-
-def _request_id(record: logging.LogRecord) -> str:
-    named = getattr(record, "request_id", "")
-    holder = subject.get()
-    return str(named or (holder.request_id if holder is not None else ""))
 
 
 class TextFormatter(logging.Formatter):
@@ -75,14 +49,16 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "pid": os.getpid(),
         }
-        if rid := _request_id(record):
-            line["request_id"] = rid
+        if rid := getattr(record, "request_id", "") or current().request_id:
+            line["request_id"] = str(rid)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
         return json.dumps(line)  # ASCII: it fits any encoding, and nothing in it steers a terminal
 
+
+TEXT = "%(levelname)s: %(message)s"
 
 _drops = 0
 
@@ -100,11 +76,22 @@ class Handler(logging.StreamHandler[TextIO]):
         _drops += 1
 
 
-def configure(format: Format = "text", level: Level = "warning", process: str = "main") -> None:
-    """Set this process's log up, in place of what was: rtk's lines from `level` up, others' from warnings up."""
-    handler = Handler(sys.stderr)
-    handler.setFormatter(TextFormatter("%(levelname)s: %(message)s") if format == "text" else JsonFormatter(process))
-    logging.basicConfig(handlers=[handler], force=True)
-    number = logging.getLevelNamesMapping()[level.upper()]
-    logging.getLogger().setLevel(max(number, logging.WARNING))
+def begin() -> None:
+    """Warnings as text, for as long as nothing else is known."""
+    _write(TextFormatter(TEXT), "warning")
+
+
+def configure(config: "Config", process: str = "main") -> None:
+    """What `observe.log_format` and `observe.log_level` say, for this process. Of others, warnings at least."""
+    section = config.observe
+    _write(TextFormatter(TEXT) if section.log_format == "text" else JsonFormatter(process), section.log_level)
+
+
+def _write(formatter: logging.Formatter, level: str) -> None:
+    handler, root, number = Handler(sys.stderr), logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
+    handler.setFormatter(formatter)
+    for before in [one for one in root.handlers if isinstance(one, Handler)]:
+        root.removeHandler(before)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
     logging.getLogger("rtk").setLevel(number)

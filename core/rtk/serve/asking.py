@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from rtk.errors import RequestError
 from rtk.grammar.forms import Forms
 from rtk.schedule.messages import (
@@ -67,10 +69,14 @@ class Asking:
         if not self._healthy():
             raise stopped()
 
-    async def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters and gauges, and what became of the forms that were asked for."""
+    async def measured(self) -> Stats:
+        """All that the scheduler counts and measures, and what became of the forms that were asked for."""
         answer: Stats = await self._ask(GetStats)
-        return answer.values if self._forms is None else answer.values | self._forms.stats()
+        return answer if self._forms is None else replace(answer, values=answer.values | self._forms.stats())
+
+    async def stats(self) -> dict[str, int | float]:
+        """Of that, the counters and gauges."""
+        return (await self.measured()).values
 
     async def flush(self) -> int:
         """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""

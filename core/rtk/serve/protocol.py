@@ -42,6 +42,8 @@ class Vitals:
     """The plugins that failed, with their `faults`, and what the host used `instead`."""
     observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What observers missed."""
+    draining: bool = False
+    """Whether no new requests are taken, since the server is about to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from rtk.cache.key import TOKEN_BYTES
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, Forms, ServedForm
 from rtk.grammar.verify import verified
+from rtk.observe.visit import current
 from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Verdict
 from rtk.schedule.params import SamplingParams, sampling_params, shown
 from rtk.serve.asking import Asking
@@ -87,6 +88,8 @@ class TokenizerManager(Asking):
         """By scheduler id."""
         self._names: dict[str, list[_Entry]] = {}
         """By client id; that of a batch names all of its requests."""
+        self.early_aborts = 0
+        """Requests that were aborted before they were sent."""
         check_defaults(facts)
 
     @property
@@ -129,6 +132,8 @@ class TokenizerManager(Asking):
         """
         self._check_running()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
+        visit = current()
+        visit.serves(entry.rid for entry in entries)
         try:
             prepared = []
             for entry in entries:
@@ -142,6 +147,7 @@ class TokenizerManager(Asking):
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
+                visit.saw(item)
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
@@ -198,6 +204,7 @@ class TokenizerManager(Asking):
 
     def _start(self, entry: _Entry, new: NewRequest) -> None:
         if entry.aborted:
+            self.early_aborts += 1
             self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
