@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rtk.config.models import Config
 
 
-
 def about(rid: str) -> Mapping[str, str]:
     """The `extra` of a line about a request. The scheduler's ids are a number and the client's id."""
     number, _, name = rid.partition(":")

@@ -30,6 +30,7 @@ from rtk.schedule.messages import (
     Unpin,
 )
 from rtk.schedule.params import shown
+from rtk.schedule.timeline import Timeline
 from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.handling import check_name, is_number, namespace_of, refusal, stopped
 from rtk.serve.prompts import PromptEncoder
@@ -104,8 +105,12 @@ class Asking:
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
         check_name(rid, "rid")
+        return request_explanation(await self.timeline(rid))
+
+    async def timeline(self, rid: str) -> Timeline:
+        """What that is made from."""
         answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
-        return request_explanation(answer.timeline)
+        return answer.timeline
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
         """Keep the request's prompt in the prefix cache, computing it where it is not there.

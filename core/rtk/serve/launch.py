@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rtk.config.load import LoadedConfig
 from rtk.config.models import ServeConfig
 from rtk.errors import ConfigError
+from rtk.observe.tracing import Tracing, start_tracing
+from rtk.observe.vitals import gc_watch
 from rtk.serve.collector import Collector
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
 
@@ -25,16 +27,21 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
     The port is taken first: an occupied one is told before a model is loaded.
     """
     config = loaded.config
+    tracing = start_tracing(config.observe.traces)
     with _listen(config.serve) as listener:
+        gc_watch.start()
         collector = Collector()
         runtime = start(config, fetching, collector.after_step)
         collector.freeze()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
         try:
-            _server(runtime, listener).run(sockets=[listener])
+            _server(runtime, listener, tracing).run(sockets=[listener])
         finally:
             runtime.close()
+            gc_watch.stop()
+            if tracing is not None:
+                tracing.close()
             collector.thaw()
 
 
@@ -60,7 +67,7 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _server(runtime: Runtime, listener: socket.socket) -> "Server":
+def _server(runtime: Runtime, listener: socket.socket, tracing: Tracing | None = None) -> "Server":
     from rtk.serve.http.app import create_app
     from rtk.serve.http.endpoints import HttpSettings
     from rtk.serve.http.rights import AdminRights
@@ -81,6 +88,7 @@ def _server(runtime: Runtime, listener: socket.socket) -> "Server":
         settings,
         version=importlib.metadata.version("rtk-inference"),
         config=config.model_dump(mode="json", by_alias=True),
+        tracing=tracing,
     )
     log.info(
         "ready on http://%s:%d as %r", f"[{host}]" if ":" in host else host, port, runtime.manager.facts.served_name
