@@ -90,15 +90,15 @@ class Meters:
         else:
             self._inter_token.observe(now - last)
 
-    def ended(self, request: Request, finish: Finish, now: float, *, ran: bool) -> None:
-        """A request is over; `ran`: whether it did until now. O(1)."""
+    def ended(self, request: Request, finish: Finish, *, ran: bool) -> None:
+        """A request is over, and has not given back anything yet; `ran`: whether it did until now. O(1)."""
         if finish.reason == "abort":
             computed = request.computed_len >= request.fill_len
             self._aborts["queued" if not ran else "decode" if computed else "prefill"] += 1
         elif finish.reason == "error":
             self._failed[finish.code] += 1
         else:
-            self._request.observe(now - request.arrival_s)
+            self._request.observe(self._clock() - request.arrival_s)
         if request.first_token_s is None or request.last_token_s is None:
             self._tokenless += 1
         elif len(request.output) > 1:

@@ -483,6 +483,8 @@ class Scheduler:
         before, request.status = request.status, Status.FINISHED
         request.finish = finish
         del self._requests[request.rid]
+        if request.pin is None:
+            self.meters.ended(request, finish, ran=before is Status.RUNNING)
         lease = None
         if before is Status.COMPILING:
             self._compiling.remove(request)
@@ -498,7 +500,6 @@ class Scheduler:
             return
         self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
         self.counters[f"finished_{finish.reason}"] += 1
-        self.meters.ended(request, finish, now, ran=before is Status.RUNNING)
         if self._reports is not None:
             self._reports.on_request(request_report(request, self._ledger.name(request.rid), finish, now))
 
