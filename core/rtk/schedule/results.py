@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from rtk.observe.logs import about
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.constraints import Constraints
 from rtk.schedule.flight import Flight
 from rtk.schedule.ledger import Ledger
 from rtk.schedule.messages import Finish, Output, TokenLogprobs
+from rtk.schedule.meters import Meters
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.request import Request, Status
 from rtk.schedule.running import Running
@@ -48,6 +50,7 @@ class Results:
         running: Running,
         queue: WaitingQueue,
         ledger: Ledger,
+        meters: Meters,
         constraints: Constraints,
         counters: Counter[str],
         clock: Callable[[], float],
@@ -56,6 +59,7 @@ class Results:
         self._running = running
         self._queue = queue
         self._ledger = ledger
+        self._meters = meters
         self._constraints = constraints
         self._counters = counters
         self._clock = clock
@@ -67,6 +71,8 @@ class Results:
         Waits for the step; answers whether it was computed.
         """
         result = flight.result()
+        self._meters.enter("take_in")
+        self._meters.retired(flight.plan.step)
         self._ledger.retired(flight.plan.step, self._clock())
         self._counters["steps"] += 1
         self._counters["steps_failed"] += result is None
@@ -83,12 +89,14 @@ class Results:
                     request.scores.add(scores[number])
                 self._land(request, row, result, sampled)
             except Exception:
-                log.exception("request %s ends on a bug", request.rid)
+                log.exception("request %s ends on a bug", request.rid, extra=about(request.rid))
                 self._host.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         if flight.constrained:
+            self._meters.enter("mask")
             for request, finish in self._constraints.renew(flight.batch):
                 self._host.end(request, finish)
+            self._meters.enter("take_in")
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         return result is not None
@@ -128,8 +136,6 @@ class Results:
 
     def _advance(self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Take in what a row sampled."""
-        if request.first_token_s is None:
-            request.first_token_s = self._clock()
         for place, token in enumerate(tokens):
             if place:  # the token before it was guessed, and computed along
                 request.computed_len += 1
@@ -137,6 +143,7 @@ class Results:
             if request.constraint is not None and (fault := self._constraints.accept(request.constraint, token)):
                 self._host.end(request, fault)
                 return
+            self._meters.took(request)
             request.append(token)
             self._counters["generated_tokens"] += 1
             own = logprobs[place : place + 1]

@@ -42,8 +42,6 @@ class Vitals:
     """The plugins that failed, with their `faults`, and what the host used `instead`."""
     observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What observers missed."""
-    process: Mapping[str, int | float] = field(default_factory=dict)
-    """Counters of the process that it runs in: collections of garbage, and the longest of them."""
     unwell: str = ""
     """What is wrong with a process that does not answer; empty: nothing."""
 

@@ -22,7 +22,6 @@ from rtk.schedule.messages import Outbound
 from rtk.schedule.reports import Reports
 from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
-from rtk.serve.collector import Pauses
 from rtk.serve.computing import Computing
 from rtk.serve.detokenizer import Detokenizer
 from rtk.serve.protocol import ModelFacts, Vitals, sampling_defaults
@@ -98,7 +97,6 @@ class EngineCore:
         )
         """What clients may know."""
         self._feeds = feeds
-        self._pauses = Pauses()
         reports = feeds if len(feeds) else None
         grammars = start_grammars(config, computing, tokenizer, lambda: self.thread.wake())
         self.grammar_backends = None if grammars is None else grammars.backends
@@ -109,18 +107,16 @@ class EngineCore:
     @property
     def vitals(self) -> Vitals:
         """How it is; from any thread."""
-        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report(), process=self._pauses.report())
+        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report())
 
     def start(self) -> None:
         """Begin to serve. Called once."""
-        self._pauses.start()
         self.thread.start()
 
     def close(self) -> None:
         """Stop; requests that still run end with an error. Safe to call twice."""
         self.thread.stop()
         self._feeds.close()
-        self._pauses.stop()
 
 
 class Runtime:

@@ -18,6 +18,7 @@ from rtk.cache.key import TOKEN_BYTES
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, Forms, ServedForm
 from rtk.grammar.verify import verified
+from rtk.observe.visit import current
 from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Verdict
 from rtk.schedule.params import SamplingParams, answers_wanted, check_prompt_logprobs, sampling_params, shown
 from rtk.serve.answers import answer_rid, further_answer
@@ -92,9 +93,12 @@ class TokenizerManager(Asking):
         self._verifying = asyncio.Semaphore(MAX_VERIFYING)
         self._entries: dict[str, _Entry] = {}
         """By scheduler id."""
-        self._draining = False
+        self.draining = False
+        """Whether no new requests are taken, since the server is about to end."""
         self._names: dict[str, list[_Entry]] = {}
         """By client id; that of a batch names all of its requests."""
+        self.early_aborts = 0
+        """Requests that were aborted before they were sent."""
         check_defaults(facts)
 
     @property
@@ -104,7 +108,7 @@ class TokenizerManager(Asking):
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
-        self._draining = True
+        self.draining = True
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -140,9 +144,11 @@ class TokenizerManager(Asking):
         (`contextlib.aclosing`), or cancel the task that iterates.
         """
         self._check_running()
-        if self._draining:
+        if self.draining:
             raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
+        visit = current()
+        visit.serves(entry.rid for entry in entries)
         try:
             prepared: list[NewRequest] = []
             for entry in entries:
@@ -159,6 +165,7 @@ class TokenizerManager(Asking):
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
+                visit.saw(item)
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
@@ -220,6 +227,7 @@ class TokenizerManager(Asking):
 
     def _start(self, entry: _Entry, new: NewRequest) -> None:
         if entry.aborted:
+            self.early_aborts += 1
             self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
