@@ -82,7 +82,7 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _server(runtime: Runtime | Supervisor, listener: socket.socket, tracing: Tracing | None) -> "Server":
+def _server(runtime: Runtime | Supervisor, listener: socket.socket, tracing: Tracing | None = None) -> "Server":
     from rtk.serve.http.app import create_app
     from rtk.serve.http.endpoints import HttpSettings
     from rtk.serve.http.rights import AdminRights

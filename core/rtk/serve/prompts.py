@@ -59,7 +59,7 @@ class PromptEncoder:
 
     async def _encode(self, request: GenerateRequest) -> Sequence[int]:
         prompt, name = request.prompt, request.prompt_name
-        if prompt == "":
+        if isinstance(prompt, str) and not prompt:
             return []  # refused like an empty list of ids, also where the tokenizer would put BOS before it
         if isinstance(prompt, str | Chat):
             return await self._encode_text(prompt, name)
