@@ -150,6 +150,7 @@ def test_what_has_no_effect_is_named():
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type",
          "\"input[0]: 'item_reference'\" is not supported yet; leave it out"),
         ({"input": [{"type": 5}]}, "input[0].type", "input[0].type = 5: must be a string"),
+        ({"input": [{"type": False}]}, "input[0].type", "input[0].type = False: must be a string"),
         ({"input": [{"type": "reasoning", "content": "x"}]}, "input[0].content",
          "input[0].content = 'x': must be a list of text parts"),
         ({"input": "\ud800"}, "input", "input: unpaired surrogate U+D800 at character 0"),

@@ -225,7 +225,7 @@ _HERE: Mapping[tuple[str, Scope], Schema] = {
         {"type": "string", **_NAME},
         {"type": "array", "items": {"type": "string", **_NAME}},
     ),
-    ("rid", Scope.ABORT): _string("The id of the request, or of the batch.", **_NAME),
+    ("rid", Scope.ABORT): _string("The id of the request, or of the batch.", minLength=1),
     ("text", Scope.RESPONSES): _object(
         "What the answer must look like.",
         properties={

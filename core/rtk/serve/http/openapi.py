@@ -1,7 +1,7 @@
 """The OpenAPI document of the server: every route, what it takes and what it answers, as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -54,9 +54,13 @@ class Operation:
     """Of `ANSWERS`."""
     scope: Scope | None = None
     """Whose fields the body has; None: no body is read."""
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    """Bodies, by what they show."""
     errors: tuple[int, ...] = _ASKING
     event: str | None = None
     """What the events of a stream hold, where it can stream."""
+    done: bool = False
+    """Whether `[DONE]` ends it."""
     form: bool = False
     """Whether its answer may have a form."""
     admin: bool = False
@@ -75,8 +79,18 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Continue a text, or several",
         answer="Completion",
         scope=Scope.COMPLETIONS,
+        examples={
+            "greedy": {"prompt": "The tide comes in", "max_tokens": 8, "temperature": 0},
+            "stream": {
+                "prompt": ["The tide", "Once"],
+                "max_tokens": 4,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        },
         errors=_GENERATING,
         event="Completion",
+        done=True,
         form=True,
     ),
     Operation(
@@ -85,8 +99,13 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Answer a chat",
         answer="ChatCompletion",
         scope=Scope.CHAT,
+        examples={
+            "chat": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8},
+            "stream": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True},
+        },
         errors=_GENERATING,
         event="ChatCompletionChunk",
+        done=True,
         form=True,
     ),
     Operation(
@@ -95,6 +114,15 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Answer a chat, in OpenAI's newer form",
         answer="Response",
         scope=Scope.RESPONSES,
+        examples={
+            "text": {"input": "Hi", "max_output_tokens": 8},
+            "stream": {
+                "input": [{"role": "user", "content": "Hi"}],
+                "instructions": "Be brief.",
+                "max_output_tokens": 8,
+                "stream": True,
+            },
+        },
         errors=_GENERATING,
         event="ResponseEvent",
         form=True,
@@ -107,8 +135,14 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Continue texts or token ids",
         answer="Generated",
         scope=Scope.GENERATE,
+        examples={
+            "text": {"text": "The tide comes in", "sampling_params": {"max_new_tokens": 4}, "return_ids": True},
+            "batch": {"text": ["The tide", "Once"], "sampling_params": {"max_new_tokens": 4, "temperature": 0}},
+            "stream": {"text": "The tide comes in", "sampling_params": {"max_new_tokens": 4}, "stream": True},
+        },
         errors=_GENERATING,
         event="Generated",
+        done=True,
         form=True,
     ),
     Operation(
@@ -117,6 +151,10 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="What a prompt becomes",
         answer="Tokenized",
         scope=Scope.TOKENIZE,
+        examples={
+            "text": {"prompt": "The tide comes in", "return_token_strs": True},
+            "chat": {"messages": [{"role": "user", "content": "Hi"}]},
+        },
         errors=(400, 404, 413, 500),
     ),
     Operation(
@@ -125,6 +163,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="The text of token ids",
         answer="Detokenized",
         scope=Scope.DETOKENIZE,
+        examples={"ids": {"tokens": [5, 6]}},
         errors=(400, 404, 413, 500),
     ),
     Operation(method="GET", path="/health", summary="Whether requests can be served", answer="Health"),
@@ -132,7 +171,13 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/server_info", summary="Version, configuration, model, counters", answer="ServerInfo"
     ),
     Operation(
-        method="POST", path="/abort", summary="End a request", answer="Aborted", scope=Scope.ABORT, errors=_READING
+        method="POST",
+        path="/abort",
+        summary="End a request",
+        answer="Aborted",
+        scope=Scope.ABORT,
+        examples={"one": {"rid": "story"}},
+        errors=_READING,
     ),
     Operation(
         method="GET",
@@ -157,6 +202,10 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Why a prompt hits the prefix cache, or misses",
         answer="CacheExplanation",
         scope=Scope.EXPLAIN,
+        examples={
+            "text": {"text": "The tide comes in"},
+            "everywhere": {"text": "The tide comes in", "namespaces": "all"},
+        },
         errors=(400, 401, 403, 409, 413, 500, 503),
     ),
     Operation(
@@ -165,6 +214,9 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Keep a prompt in the prefix cache",
         answer="Pin",
         scope=Scope.PIN,
+        examples={
+            "chat": {"name": "greeting", "messages": [{"role": "system", "content": "Be brief."}], "ttl_s": 86400}
+        },
         errors=(400, 401, 403, 409, 413, 500, 503),
         admin=True,
     ),
@@ -174,6 +226,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Keep it no longer",
         answer="Pin",
         scope=Scope.UNPIN,
+        examples={"one": {"name": "greeting"}},
         errors=(400, 401, 403, 404, 409, 413, 500, 503),
         admin=True,
     ),
@@ -233,7 +286,9 @@ def _operation(operation: Operation) -> dict[str, Any]:
         ]
     if operation.scope is not None:
         body = _ref("schemas", _BODIES[operation.scope])
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        examples = {name: {"value": example} for name, example in operation.examples.items()}
+        content = {"schema": body, "examples": examples}
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
     errors = {str(status): _ref("responses", str(status)) for status in operation.errors}
     described["responses"] = {"200": _answer(operation), **errors}
     if operation.admin:
@@ -244,9 +299,16 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _answer(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref("schemas", operation.answer)}}
     if operation.event is not None:
-        text = f"Server-sent events; their data is {operation.event}, or [DONE] at the end of OpenAI's streams."
-        schema = {"type": "string", "description": text, "x-rtk-event": _ref("schemas", operation.event)}
-        content["text/event-stream"] = {"schema": schema}
+        said = {"contentMediaType": "application/json", "contentSchema": _ref("schemas", operation.event)}
+        data = {"anyOf": [said, {"const": "[DONE]"}]} if operation.done else said
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "object",
+                "description": "Each event.",
+                "properties": {"event": {"type": "string"}, "data": {"type": "string", **data}},
+                "required": ["data"],
+            }
+        }
     names = [IGNORED_HEADER] * (operation.scope is not None) + [GRAMMAR_HEADER] * operation.form
     headers = {"headers": {name: _ref("headers", name) for name in names}} if names else {}
     return {"description": operation.summary, **headers, "content": content}

@@ -51,7 +51,7 @@ def read_input(value: Any, instructions: str | None, ignored: Ignored) -> Messag
 def _kind(item: Any, place: str) -> str:
     if not isinstance(item, dict):
         raise must_be('an object with "role" and "content"', place, item)
-    kind = item.get("type") or "message"
+    kind = "message" if item.get("type") is None else item["type"]
     if not isinstance(kind, str):
         raise must_be("a string", f"{place}.type", kind)
     if kind not in ("message", "reasoning"):
