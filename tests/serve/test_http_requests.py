@@ -122,7 +122,7 @@ def test_a_bug_is_a_500_with_a_traceback_in_the_log_and_nothing_of_it_in_the_bod
 ASKS = {
     "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
     "logit_bias": {"5": 1}, "bad_words": ["x"], "token_ids_logprob": [1], "n": 2, "best_of": 2, "logprobs": True,
-    "top_logprobs": 3, "prompt_logprobs": 0, "echo": True, "suffix": "x", "tools": [{}], "tool_choice": "required",
+    "top_logprobs": 3, "prompt_logprobs": 0, "echo": True, "suffix": "x",
     "functions": [{}], "function_call": {"name": "f"}, "guided_whitespace_pattern": "x", "guided_decoding_backend": "x",
     "lora": "a", "lora_path": "a", "adapter": "a",
     "extra_key": "a", "session_params": {}, "input_embeds": [[0.5]],
@@ -133,7 +133,7 @@ ASKS = {
 ASKS_NOTHING = {
     "min_p": 0, "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
     "bad_words": [], "token_ids_logprob": [], "n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0,
-    "echo": False, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none",
+    "echo": False, "functions": [], "function_call": "none",
     "use_beam_search": False, "modalities": ["text"],
     "skip_special_tokens": True, "add_generation_prompt": True, "logprob_start_len": -1,
 }  # fmt: skip
