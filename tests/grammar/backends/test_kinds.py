@@ -150,6 +150,11 @@ ARRAY = {"begin": "[", "between": ", ", "end": "]"}
             ["", "x", "a", "a:true; b:true"],
             ["a:true; x", "b:x"],
         ),
+        (
+            {"tags": CALLS, "run": LINES, "otherwise": {"type": "array", "items": {"type": "null"}}},
+            ["[null]", "<c>a:true</c>\n<c>b:false</c>"],
+            ["", "[1]", "[null]<c>a:true</c>", "<c>a:true</c>[null]"],
+        ),
     ],
 )
 def test_tags_that_are_the_answer_or_several(name, spec, said, not_said):
@@ -163,7 +168,7 @@ def test_tags_that_are_the_answer_or_several(name, spec, said, not_said):
     ("changes", "problem"),
     [
         ({"more": 1}, "no object of tags, and what says how they stand in a text"),
-        ({"triggers": ["<c>"], "openers": ["<c>"]}, "triggers and openers"),
+        ({"triggers": ["<c>"], "openers": ["<c>"]}, "several of triggers, openers and otherwise"),
         ({"openers": []}, "openers that is no array of texts, of one at least, and none empty"),
         ({"openers": ["x"]}, "tag 0 begins with no opener"),
         ({"once": 1}, "once that is neither true nor false"),

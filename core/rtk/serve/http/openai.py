@@ -6,7 +6,7 @@ list of strings is a batch of texts, a list of integers one prompt, a list of su
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.grammar.forms import AskedForm, ServedForm
+from rtk.grammar.forms import ServedForm
 from rtk.schedule.params import MAX_COUNT, shown
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import read_messages
@@ -63,7 +63,7 @@ class OpenAI(Endpoints):
         tools = read_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
         chat = Chat(read_messages(values["messages"], ignored), options | tools.options)
         shape = ChatShape(tools, separate=typed(values, "separate_reasoning", bool, True))
-        return await self._answer(request, values, ignored, {"messages": chat}, shape, tools.form)
+        return await self._answer(request, values, ignored, {"messages": chat}, shape)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -131,9 +131,7 @@ class OpenAI(Endpoints):
         ignored: Ignored,
         prompts: Mapping[str, str | list[int] | Chat],
         shape: Shape,
-        with_tools: Callable[[AskedForm | None], AskedForm | None] = lambda form: form,
     ) -> Response:
-        """`with_tools`: what an answer must look like, given what the fields say of that."""
         self._check_model(typed(values, "model", str, self.manager.facts.served_name))
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
@@ -141,7 +139,7 @@ class OpenAI(Endpoints):
         sampling, names = _sampling(values)
         handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
-        asked = with_tools(read_form(values, ignored))
+        asked = shape.form(read_form(values, ignored))
         form = None if asked is None else await self.manager.form(asked)
         requests = [
             GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, form=form, **handling)

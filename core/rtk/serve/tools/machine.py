@@ -327,6 +327,14 @@ class Machine(ABC):
         raw.clear()
 
 
+class Plain(Machine):
+    """All of it is content."""
+
+    def read(self) -> Steps[None]:
+        yield
+        yield from self.rest()
+
+
 @dataclass(slots=True)
 class _Found:
     """What an object has shown so far."""
