@@ -143,7 +143,9 @@ ASKS_NOTHING = {
 @pytest.mark.parametrize("name", ASKS)
 def test_what_does_not_work_yet_is_refused(http, path, name):
     error = error_of(http.post(path, body_for(path, **{name: ASKS[name]})))
-    assert error["message"] == f'"{name}" is not supported yet; leave it out'
+    instead = {"functions": "tools", "function_call": "tool_choice"}.get(name)
+    problem = f"is not supported; send {instead}" if instead else "is not supported yet; leave it out"
+    assert error["message"] == f'"{name}" {problem}'
     assert (error["param"], error["code"]) == (name, "not_supported")
 
 

@@ -134,6 +134,8 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )
 
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""What OpenAI had before there were tools, and what it has now."""
 _TABLE = {field.name: field for field in FIELDS}
 
 
@@ -184,13 +186,19 @@ def read_fields(body: Mapping[str, Any], scope: Scope, ignored: Ignored, *, pref
         elif field.kind is Kind.READ:
             values[name] = value
         elif not any(_same(value, neutral) for neutral in field.neutral):
-            raise not_supported(prefix + name)
+            raise not_supported(prefix + name, instead=_INSTEAD.get(name))
     return values
 
 
-def not_supported(what: str, field: str | None = None) -> RequestError:
-    """The refusal of what rtk does not have yet; `field` is where it stands, by default `what` itself."""
-    return RequestError(f'"{what}" is not supported yet; leave it out', field=field or what, code="not_supported")
+def not_supported(what: str, field: str | None = None, *, instead: str | None = None) -> RequestError:
+    """The refusal of what rtk does not have yet; `field` is where it stands, by default `what` itself.
+
+    `instead`: what OpenAI itself has replaced it by.
+    """
+    problem = (
+        f'"{what}" is not supported; send {instead}' if instead else f'"{what}" is not supported yet; leave it out'
+    )
+    return RequestError(problem, field=field or what, code="not_supported")
 
 
 def _same(value: Any, neutral: Any) -> bool:
