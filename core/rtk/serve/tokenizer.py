@@ -189,7 +189,14 @@ class Tokenizer:
                 field="messages",
                 code="no_chat_template",
             )
-        variables = {**self.named, **options, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        there = {"tools": None, "documents": None}  # as transformers has them, for templates that ask if they are none
+        variables = {
+            **self.named,
+            **there,
+            **options,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             return self._compiled(template).render(variables)
         except jinja2.TemplateError as error:

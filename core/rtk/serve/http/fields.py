@@ -146,8 +146,8 @@ FIELDS: tuple[Field, ...] = (
     *_later("token_ids_logprob", neutral=([],), instead="top_logprobs_num tells the most probable tokens"),
     # structured output and tools
     *_later("guided_decoding_backend", "guided_whitespace_pattern"),
-    *_later("functions", neutral=([],)),
-    *_later("function_call", neutral=("none", "auto")),
+    *_later("functions", neutral=([],), instead="send tools"),
+    *_later("function_call", neutral=("none", "auto"), instead="send tool_choice"),
     # text
     *_later("spaces_between_special_tokens", neutral=(True,)),
     *_later("truncate_prompt_tokens", instead="shorten the prompt yourself"),

@@ -7,7 +7,7 @@ batch of prompts. Choices are numbered through: `n` of the first prompt, then th
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.grammar.forms import AskedForm, ServedForm
+from rtk.grammar.forms import ServedForm
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat_prompt import read_chat
 from rtk.serve.http.echo import Echo, echoed
@@ -66,7 +66,7 @@ class OpenAI(Endpoints):
         tools = read_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
         chat = replace(chat, options={**chat.options, **tools.options})
         shape = ChatShape(tools, separate=typed(values, "separate_reasoning", bool, True))
-        return await self._answer(request, values, ignored, {"messages": chat}, asked, shape, tools.form)
+        return await self._answer(request, values, ignored, {"messages": chat}, asked, shape)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -125,9 +125,7 @@ class OpenAI(Endpoints):
         prompts: Prompts,
         asked: Asked,
         shape: Shape,
-        with_tools: Callable[[AskedForm | None], AskedForm | None] = lambda form: form,
     ) -> Response:
-        """`with_tools`: what an answer must look like, given what the fields say of that."""
         self.check_model(values)
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
@@ -135,7 +133,7 @@ class OpenAI(Endpoints):
         self.check_answers(len(prompts), asked)
         handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
-        form = with_tools(read_form(values, ignored))
+        form = shape.form(read_form(values, ignored))
         served = None if form is None else await self.manager.form(form)
         handling |= {"sampling": asked.sampling, "names": asked.names, "form": served}
         job = _Job(
