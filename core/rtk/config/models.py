@@ -411,7 +411,7 @@ class ServeConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: every interface")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free one")
     max_body_bytes: int = Field(default=16 * MIB, ge=1, description="largest request body")
-    max_batch: int = Field(default=128, ge=1, description="prompts in one request")
+    max_batch: int = Field(default=128, ge=1, description="prompts in one request, and answers to it")
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
     )

@@ -25,7 +25,7 @@ class HttpSettings:
 
     max_body_bytes: int = 16 * MIB
     max_batch: int = 128
-    """Prompts in one request."""
+    """Prompts in one request, and answers to it."""
     strict_fields: bool = False
     """Refuse fields that rtk does not know, instead of naming them in the answer."""
     tool_parser: str = "auto"
