@@ -115,6 +115,7 @@ class Scheduler:
         )
         self._outbox: list[Outbound] = []
         self._left_waiting = 0  # by the last step
+        self._refused: tuple[str, RequestError] | None = None  # the last one, whose further answers may be on their way
         self._steps = 0
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
@@ -167,6 +168,7 @@ class Scheduler:
             self.enqueue(new)
         except RequestError as error:
             self.counters["requests_refused"] += 1
+            self._refused = new.leader or new.rid, error.with_traceback(None)  # which would hold the prompt
             return Verdict(
                 rid=new.rid,
                 accepted=False,
@@ -182,6 +184,8 @@ class Scheduler:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
         if new.rid in self._requests:
             raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
+        if self._refused is not None and new.leader == self._refused[0]:
+            raise self._refused[1]
         prefilled, pinned = self.counters["prefill_tokens"], self._desk.spoken_for
         request = self._arrivals.request(new, pin, self._rng, prefilled=prefilled, pinned=pinned)
         if pin is None:
