@@ -111,7 +111,6 @@ class Scheduler:
             constraints=self._constraints,
             counters=self.counters,
             clock=clock,
-            host=self,
         )
         self._outbox: list[Outbound] = []
         self._left_waiting = 0  # by the last step
@@ -325,7 +324,7 @@ class Scheduler:
             self._take_in(flight)
 
     def _take_in(self, flight: Flight) -> None:
-        computed = self._results.take_in(flight)
+        computed = self._results.take_in(flight, self)
         if self._reports is not None:
             crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
             self._reports.on_step(step_report(flight, not computed, self._clock(), self._pools, **crowd))
