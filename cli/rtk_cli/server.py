@@ -22,6 +22,10 @@ AdminKey = Annotated[
 ]
 
 
+class NoAnswerError(RequestError):
+    """Nobody is there, or says nothing."""
+
+
 class Server:
     """A running server. Talks to it directly, whatever proxies the environment names: it is given a key."""
 
@@ -39,6 +43,15 @@ class Server:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The server's answer. Raises `RequestError` with what the server refuses, or that there is none."""
+        return self._parsed(*self._fetch(method, path, body))
+
+    def text(self, path: str) -> str:
+        """The answer to a GET as text. Raises like `ask`."""
+        status, content = self._fetch("GET", path)
+        return content.decode(errors="replace") if status == 200 else self._parsed(status, content)
+
+    def _fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+        """Status and content of an answer."""
         import http.client
         import urllib.error
         import urllib.request
@@ -50,17 +63,16 @@ class Server:
             if self._key is not None:
                 request.add_unredirected_header("Authorization", f"Bearer {self._key}")
             with opener.open(request, timeout=self._limit_s) as answer:
-                status, content = answer.status, answer.read()
+                return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                status, content = error.code, error.read()
+                return error.code, error.read()
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
             why = getattr(why, "strerror", None) or why
-            raise RequestError(
+            raise NoAnswerError(
                 f"no answer from {self._url}: {why}; start a server with 'rtk serve', or name another one with --url"
             ) from None
-        return self._parsed(status, content)
 
     def _parsed(self, status: int, content: bytes) -> Any:
         try:

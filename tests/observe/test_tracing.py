@@ -39,7 +39,12 @@ def visit():
     found = Visit()
     found.began, found.began_at = 100.0, 1_000_000.0
     found.serves(["r-0", "r-1"])
-    for one in (delta(), delta(1), delta(finish=Finish(reason="length")), delta(1, Finish(reason="stop"), token_ids=())):
+    for one in (
+        delta(),
+        delta(1),
+        delta(finish=Finish(reason="length")),
+        delta(1, Finish(reason="stop"), token_ids=()),
+    ):
         found.saw(one)
     found.first_token = 100.25
     return found
@@ -49,7 +54,11 @@ def test_a_span_has_what_is_known_of_the_request(spans):
     traced, exporter = spans
     traced.tell(visit(), 102.0, "tiny", "/v1/completions", 0.125, {"traceparent": PARENT, "tracestate": "a=1"})
     (span,) = exporter.get_finished_spans()
-    assert (span.name, span.kind, span.status.status_code) == ("text_completion tiny", SpanKind.SERVER, StatusCode.UNSET)
+    assert (span.name, span.kind, span.status.status_code) == (
+        "text_completion tiny",
+        SpanKind.SERVER,
+        StatusCode.UNSET,
+    )
     assert dict(span.attributes) == {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "rtk",
@@ -142,7 +151,9 @@ def test_one_that_cannot_be_made_is_one_line(monkeypatch):
     install(monkeypatch, broken="tests_no_such_module:It")
     with pytest.raises(ConfigError) as refused:
         start_tracing("broken")
-    assert str(refused.value).startswith("observe.traces = 'broken': the exporter cannot be used: ModuleNotFoundError: ")
+    assert str(refused.value).startswith(
+        "observe.traces = 'broken': the exporter cannot be used: ModuleNotFoundError: "
+    )
 
 
 def test_without_the_sdk_the_error_names_the_extra(monkeypatch):
