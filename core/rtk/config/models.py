@@ -22,6 +22,7 @@ MIB = 1024 * 1024
 MAX_TOKENS = 2**31 - 1
 """Tables of tokens, slots and requests hold int32."""
 MAX_THREADS = 4096
+MAX_SECONDS = 86_400.0
 MAX_CONSERVATIVENESS = 100.0
 """From 1 / 0.7 on, running answers are reserved in full."""
 
@@ -417,6 +418,30 @@ class ServeConfig(Section):
         default=None,
         description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",
     )
+    in_process: bool = Field(default=False, description="everything in one process, for debugging")
+    restart: bool = Field(
+        default=False, description="start the engine again when one of its processes dies, instead of ending the server"
+    )
+    unwell_after_s: float = Field(
+        default=5.0, gt=0, le=MAX_SECONDS, description="/health fails while a process has answered nothing for so long"
+    )
+    dead_after_s: float = Field(
+        default=60.0, gt=0, le=MAX_SECONDS, description="a process that has answered nothing for so long counts as dead"
+    )
+    drain_s: float = Field(
+        default=25.0,
+        ge=0,
+        le=MAX_SECONDS,
+        description="seconds that running requests have to end after SIGTERM or Ctrl-C",
+    )
+
+    @model_validator(mode="after")
+    def _unwell_before_dead(self) -> Self:
+        if self.unwell_after_s > self.dead_after_s:
+            raise ValueError(
+                f"unwell_after_s = {self.unwell_after_s:g} must be at most dead_after_s = {self.dead_after_s:g}"
+            )
+        return self
 
 
 class Config(Section):

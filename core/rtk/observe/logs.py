@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rtk.errors import printable
 from rtk.observe.visit import current
@@ -75,20 +75,41 @@ class Handler(logging.StreamHandler[TextIO]):
         _drops += 1
 
 
+class LogSetup(NamedTuple):
+    """How a process writes its log."""
+
+    format: str = "text"
+    level: str = "warning"
+    """Of rtk's own lines; of others, warnings at least."""
+    process: str = "main"
+    """What JSON calls it."""
+
+
+_setup = LogSetup()
+
+
 def begin() -> None:
     """Warnings as text, for as long as nothing else is known."""
-    _write(TextFormatter(TEXT), "warning")
+    use(LogSetup())
 
 
 def configure(config: "Config", process: str = "main") -> None:
     """What `observe.log_format` and `observe.log_level` say, for this process. Of others, warnings at least."""
-    section = config.observe
-    _write(TextFormatter(TEXT) if section.log_format == "text" else JsonFormatter(process), section.log_level)
+    use(LogSetup(config.observe.log_format, config.observe.log_level, process))
 
 
-def _write(formatter: logging.Formatter, level: str) -> None:
-    handler, root, number = Handler(sys.stderr), logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    handler.setFormatter(formatter)
+def setup_of(process: str) -> LogSetup:
+    """What a child of this process uses."""
+    return _setup._replace(process=process)
+
+
+def use(setup: LogSetup) -> None:
+    """Set this process's log up, in place of what was."""
+    global _setup
+    _setup = setup
+    root, number = logging.getLogger(), logging.getLevelNamesMapping()[setup.level.upper()]
+    handler = Handler(sys.stderr)
+    handler.setFormatter(TextFormatter(TEXT) if setup.format == "text" else JsonFormatter(setup.process))
     for before in [one for one in root.handlers if isinstance(one, Handler)]:
         root.removeHandler(before)
     root.addHandler(handler)

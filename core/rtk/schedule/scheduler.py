@@ -13,7 +13,6 @@ from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.observe.logs import about
-from rtk.observe.vitals import process_report
 from rtk.plugin.guard import Health
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.batches import Batches
@@ -546,7 +545,7 @@ class Scheduler:
             "plugin_faults": {**dict.fromkeys(self.health.plugins, 0), **self.health.faults},
         }
         histograms = {**meters.histograms(), **self._compiling.histograms()}
-        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms, process=process_report())
+        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms)
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""

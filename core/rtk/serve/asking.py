@@ -32,9 +32,9 @@ from rtk.schedule.messages import (
 from rtk.schedule.params import shown
 from rtk.schedule.timeline import Timeline
 from rtk.serve.explanation import CacheExplanation, explanation
-from rtk.serve.handling import check_name, is_number, namespace_of, refusal, stopped
+from rtk.serve.handling import check_name, is_number, namespace_of, refusal
 from rtk.serve.prompts import PromptEncoder
-from rtk.serve.protocol import GenerateRequest
+from rtk.serve.protocol import GenerateRequest, Vitals
 from rtk.serve.request_explanation import RequestExplanation, request_explanation
 from rtk.serve.tokenizer import Tokenizer
 
@@ -53,14 +53,18 @@ class Asking:
         prompts: PromptEncoder,
         send: Callable[[Inbound], None],
         healthy: Callable[[], bool],
+        ailment: Callable[[], RequestError],
         forms: Forms | None,
+        vitals: Callable[[], Vitals],
     ) -> None:
         """See `TokenizerManager`."""
         self.tokenizer = tokenizer
         self._prompts = prompts
         self._send = send
         self._healthy = healthy
+        self._ailment = ailment
         self._forms = forms
+        self.vitals = vitals
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,12 +72,14 @@ class Asking:
     def check_healthy(self) -> None:
         """Raises `RequestError` where no request can be served any more."""
         if not self._healthy():
-            raise stopped()
+            raise self._ailment()
 
     async def measured(self) -> Stats:
         """All that the scheduler counts and measures, and what became of the forms that were asked for."""
         answer: Stats = await self._ask(GetStats)
-        return answer if self._forms is None else replace(answer, values=answer.values | self._forms.stats())
+        process = self.vitals().process
+        pauses = {} if process is None else process.pauses()
+        return replace(answer, values={**answer.values, **pauses, **(self._forms.stats() if self._forms else {})})
 
     async def stats(self) -> dict[str, int | float]:
         """Of that, the counters and gauges."""
@@ -167,3 +173,8 @@ class Asking:
             waiting.set_exception(error)
         else:
             waiting.set_result(answer)
+
+    def _lose_questions(self, error: RequestError) -> None:
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_exception(error)

@@ -49,12 +49,8 @@ class Admin(Endpoints):
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: 200 while one more request would be taken, else 503."""
-        if self._checked().draining:
-            raise RequestError(
-                "the server takes no more requests: it was told to end, and finishes those that it has",
-                code="draining",
-                status=503,
-            )
+        self._checked()
+        self.manager.check_open()
         await self._measured.renew(PATIENCE_S)  # an engine that is busy is well: what it said before will do
         if self._measured.stats.values.get("queue_is_full"):
             raise RequestError("the queue is full (schedule.max_queue)", code="queue_full", status=503)
@@ -64,6 +60,8 @@ class Admin(Endpoints):
         """How the engine is. Raises `RequestError` unless it is well."""
         self.manager.check_healthy()
         vitals = self.manager.vitals()
+        if vitals.unwell:
+            raise RequestError(vitals.unwell, code="engine_unwell", status=503)
         if vitals.turn_s > STUCK_S:
             raise RequestError(
                 f"the engine's thread has been in one turn for {vitals.turn_s:.0f} s: it computes a very long step, or "
