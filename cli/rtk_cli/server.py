@@ -27,6 +27,10 @@ AdminKey = Annotated[
 ]
 
 
+class NoAnswerError(RequestError):
+    """Nobody is there, or says nothing."""
+
+
 class Server:
     """A running server. Talks to it directly, whatever proxies the environment names: it is given a key."""
 
@@ -45,9 +49,15 @@ class Server:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The server's answer. Raises `RequestError` with what the server refuses, or that there is none."""
+        return self._parsed(self._content(method, path, body))
+
+    def text(self, path: str) -> str:
+        """The answer to a GET as text. Raises like `ask`."""
+        return self._content("GET", path).decode(errors="replace")
+
+    def _content(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._answer(method, path, body, self._limit_s) as answer:
-            content = answer.read()
-        return self._parsed(content)
+            return answer.read()
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
         """The events of a stream, as they come, however long they take; closing the iterator hangs up.
@@ -96,7 +106,7 @@ class Server:
             why = getattr(why, "strerror", None) or why
             if begun:
                 raise RequestError(f"{self._url} broke off its answer: {why}") from None
-            raise RequestError(
+            raise NoAnswerError(
                 f"no answer from {self._url}: {why}; start a server with 'rtk serve', or name another one with --url"
             ) from None
 

@@ -30,8 +30,7 @@ def lines(monkeypatch, act, process="main", **keys):
     """What is written once the log is configured so."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
-    section = config_from({f"observe.{key}": value for key, value in keys.items()}).observe
-    logs.configure(section.log_format, section.log_level, process)
+    logs.configure(config_from({f"observe.{key}": value for key, value in keys.items()}), process)
     act()
     return out.getvalue().splitlines()
 
@@ -100,7 +99,7 @@ class Full(io.StringIO):
 def test_lines_that_cannot_be_written_are_counted_and_stop_nobody(monkeypatch, fmt):
     monkeypatch.setattr(sys, "stderr", Full())
     logging.getLogger().handlers[:] = []  # pytest's, which raise what they cannot format
-    logs.configure(fmt, "info")
+    logs.configure(config_from({"observe.log_format": fmt}))
     before = logs.drops()
     log.error("lost")
     log.error("lost too: %d", "no number")

@@ -1,4 +1,4 @@
-"""Each request that asks for answers becomes a span, with what the scheduler knows of its wait; and a line of the log."""
+"""Each request that asks for answers becomes a span, with what the scheduler knows of its wait, and a log line."""
 
 import asyncio
 import logging

@@ -10,10 +10,13 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rtk.errors import printable
 from rtk.observe.visit import current
+
+if TYPE_CHECKING:
+    from rtk.config.models import Config
 
 
 def about(rid: str) -> Mapping[str, str]:
@@ -72,19 +75,41 @@ class Handler(logging.StreamHandler[TextIO]):
         _drops += 1
 
 
+class LogSetup(NamedTuple):
+    """How a process writes its log."""
+
+    format: str = "text"
+    level: str = "warning"
+    """Of rtk's own lines; of others, warnings at least."""
+    process: str = "main"
+    """What JSON calls it."""
+
+
+_setup = LogSetup()
+
+
 def begin() -> None:
     """Warnings as text, for as long as nothing else is known."""
-    _write(TextFormatter(TEXT), "warning")
+    use(LogSetup())
 
 
-def configure(log_format: str, log_level: str, process: str = "main") -> None:
-    """Write what `observe.log_format` and `observe.log_level` say. Of what is not rtk's, warnings at most."""
-    _write(TextFormatter(TEXT) if log_format == "text" else JsonFormatter(process), log_level)
+def configure(config: "Config", process: str = "main") -> None:
+    """What `observe.log_format` and `observe.log_level` say, for this process. Of others, warnings at least."""
+    use(LogSetup(config.observe.log_format, config.observe.log_level, process))
 
 
-def _write(formatter: logging.Formatter, level: str) -> None:
-    handler, root, number = Handler(sys.stderr), logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    handler.setFormatter(formatter)
+def setup_of(process: str) -> LogSetup:
+    """What a child of this process uses."""
+    return _setup._replace(process=process)
+
+
+def use(setup: LogSetup) -> None:
+    """Set this process's log up, in place of what was."""
+    global _setup
+    _setup = setup
+    root, number = logging.getLogger(), logging.getLevelNamesMapping()[setup.level.upper()]
+    handler = Handler(sys.stderr)
+    handler.setFormatter(TextFormatter(TEXT) if setup.format == "text" else JsonFormatter(setup.process))
     for before in [one for one in root.handlers if isinstance(one, Handler)]:
         root.removeHandler(before)
     root.addHandler(handler)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
-from rtk.observe.vitals import process_report
 from rtk.plugin.guard import Health
 from rtk.schedule.arrivals import Arrivals, MatchStop
 from rtk.schedule.batches import Batches
@@ -460,7 +459,7 @@ class Scheduler:
             "plugin_faults": {**dict.fromkeys(self.health.plugins, 0), **self.health.faults},
         }
         histograms = {**meters.histograms(), **self._compiling.histograms()}
-        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms, process=process_report())
+        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms)
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""

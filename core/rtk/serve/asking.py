@@ -77,7 +77,9 @@ class Asking:
     async def measured(self) -> Stats:
         """All that the scheduler counts and measures, and what became of the forms that were asked for."""
         answer: Stats = await self._ask(GetStats)
-        return answer if self._forms is None else replace(answer, values=answer.values | self._forms.stats())
+        process = self.vitals().process
+        pauses = {} if process is None else process.pauses()
+        return replace(answer, values={**answer.values, **pauses, **(self._forms.stats() if self._forms else {})})
 
     async def stats(self) -> dict[str, int | float]:
         """Of that, the counters and gauges."""

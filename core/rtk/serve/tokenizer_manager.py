@@ -93,8 +93,7 @@ class TokenizerManager(Asking):
         self._verifying = asyncio.Semaphore(MAX_VERIFYING)
         self._entries: dict[str, _Entry] = {}
         """By scheduler id."""
-        self.draining = False
-        """Whether no new requests are taken, since the server is about to end."""
+        self._draining = False
         self._names: dict[str, list[_Entry]] = {}
         """By client id; that of a batch names all of its requests."""
         self.early_aborts = 0
@@ -108,7 +107,12 @@ class TokenizerManager(Asking):
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
-        self.draining = True
+        self._draining = True
+
+    def check_open(self) -> None:
+        """Raises `RequestError` where no more requests are taken."""
+        if self._draining:
+            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -144,8 +148,7 @@ class TokenizerManager(Asking):
         (`contextlib.aclosing`), or cancel the task that iterates.
         """
         self._check_running()
-        if self.draining:
-            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
+        self.check_open()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
         visit = current()
         visit.serves(entry.rid for entry in entries)
