@@ -22,6 +22,7 @@ MIB = 1024 * 1024
 MAX_TOKENS = 2**31 - 1
 """Tables of tokens, slots and requests hold int32."""
 MAX_THREADS = 4096
+MAX_SECONDS = 86_400.0
 MAX_CONSERVATIVENESS = 100.0
 """From 1 / 0.7 on, running answers are reserved in full."""
 
@@ -36,6 +37,12 @@ def plugin_name(name: str) -> str:
 def _device(name: str) -> str:
     if not re.fullmatch(r"[a-z]+(:\d+)?", name):
         raise ValueError("must be auto, or a torch device such as cpu, cuda or cuda:1")
+    return name
+
+
+def _exporter(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError("must be the name of an exporter, such as otlp, otlp_proto_http or console")
     return name
 
 
@@ -154,7 +161,9 @@ class ModelConfig(Section):
     thinking_end: str = Field(
         default="auto",
         min_length=1,
-        description="text that ends the model's thinking; auto: </think> where that is a token; none: it never thinks",
+        description="text that ends the model's thinking, or a family whose models end it alike: deepseek-r1, kimi, "
+        "mistral, qwen3, seed-oss; auto: what of those is a token; none: it never thinks",
+        json_schema_extra=flag("--reasoning-parser"),
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
     cache_dir: Annotated[Path, AfterValidator(_at_home)] = Field(
@@ -356,13 +365,23 @@ class GrammarConfig(PluginSection):
 
 
 class ObserveConfig(PluginSection):
-    """Who is told what the engine does, each in a process of its own."""
+    """Who is told what the engine does: observers, each in a process of its own, the log, and traces."""
 
     kind = "observer"
     choice = "plugins"
 
     plugins: tuple[PluginName, ...] = Field(
         default=(), description="observer plugins, a JSON array of names", json_schema_extra=flag("--observe")
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="how log lines look; json: one object a line, with the id of the request"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least important log lines that are written"
+    )
+    traces: Annotated[str, AfterValidator(_exporter)] | None = Field(
+        default=None,
+        description="name of the OpenTelemetry exporter that gets a span for each request, such as otlp; null: none",
     )
 
     @property
@@ -392,15 +411,42 @@ class ServeConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: every interface")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free one")
     max_body_bytes: int = Field(default=16 * MIB, ge=1, description="largest request body")
-    max_batch: int = Field(default=128, ge=1, description="prompts in one request")
+    max_batch: int = Field(default=128, ge=1, description="prompts in one request, and answers to it")
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
+    )
+    tool_parser: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "json"] = Field(
+        default="auto", description="how the model writes calls of tools; auto: as its chat template says"
     )
     locked: bool = Field(default=False, description="start only with what 'rtk config lock' wrote down")
     admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(
         default=None,
         description="what administrators must send; null: they are let in on loopback addresses, and nowhere else",
     )
+    in_process: bool = Field(default=False, description="everything in one process, for debugging")
+    restart: bool = Field(
+        default=False, description="start the engine again when one of its processes dies, instead of ending the server"
+    )
+    unwell_after_s: float = Field(
+        default=5.0, gt=0, le=MAX_SECONDS, description="/health fails while a process has answered nothing for so long"
+    )
+    dead_after_s: float = Field(
+        default=60.0, gt=0, le=MAX_SECONDS, description="a process that has answered nothing for so long counts as dead"
+    )
+    drain_s: float = Field(
+        default=25.0,
+        ge=0,
+        le=MAX_SECONDS,
+        description="seconds that running requests have to end after SIGTERM or Ctrl-C",
+    )
+
+    @model_validator(mode="after")
+    def _unwell_before_dead(self) -> Self:
+        if self.unwell_after_s > self.dead_after_s:
+            raise ValueError(
+                f"unwell_after_s = {self.unwell_after_s:g} must be at most dead_after_s = {self.dead_after_s:g}"
+            )
+        return self
 
 
 class Config(Section):
@@ -412,7 +458,7 @@ class Config(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
     grammar: GrammarConfig = Field(default_factory=GrammarConfig, description="structured output")
-    observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers")
+    observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers, log and traces")
     plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="packages with plugins")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from rtk.errors import RequestError
 from rtk.grammar.forms import Forms
 from rtk.schedule.messages import (
@@ -28,10 +30,11 @@ from rtk.schedule.messages import (
     Unpin,
 )
 from rtk.schedule.params import shown
+from rtk.schedule.timeline import Timeline
 from rtk.serve.explanation import CacheExplanation, explanation
-from rtk.serve.handling import check_name, is_number, namespace_of, refusal, stopped
+from rtk.serve.handling import check_name, is_number, namespace_of, refusal
 from rtk.serve.prompts import PromptEncoder
-from rtk.serve.protocol import GenerateRequest
+from rtk.serve.protocol import GenerateRequest, Vitals
 from rtk.serve.request_explanation import RequestExplanation, request_explanation
 from rtk.serve.tokenizer import Tokenizer
 
@@ -50,14 +53,18 @@ class Asking:
         prompts: PromptEncoder,
         send: Callable[[Inbound], None],
         healthy: Callable[[], bool],
+        ailment: Callable[[], RequestError],
         forms: Forms | None,
+        vitals: Callable[[], Vitals],
     ) -> None:
         """See `TokenizerManager`."""
         self.tokenizer = tokenizer
         self._prompts = prompts
         self._send = send
         self._healthy = healthy
+        self._ailment = ailment
         self._forms = forms
+        self.vitals = vitals
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,12 +72,16 @@ class Asking:
     def check_healthy(self) -> None:
         """Raises `RequestError` where no request can be served any more."""
         if not self._healthy():
-            raise stopped()
+            raise self._ailment()
+
+    async def measured(self) -> Stats:
+        """All that the scheduler counts and measures, and what became of the forms that were asked for."""
+        answer: Stats = await self._ask(GetStats)
+        return answer if self._forms is None else replace(answer, values=answer.values | self._forms.stats())
 
     async def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters and gauges, and what became of the forms that were asked for."""
-        answer: Stats = await self._ask(GetStats)
-        return answer.values if self._forms is None else answer.values | self._forms.stats()
+        """Of that, the counters and gauges."""
+        return (await self.measured()).values
 
     async def flush(self) -> int:
         """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""
@@ -98,8 +109,12 @@ class Asking:
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
         check_name(rid, "rid")
+        return request_explanation(await self.timeline(rid))
+
+    async def timeline(self, rid: str) -> Timeline:
+        """What that is made from."""
         answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
-        return request_explanation(answer.timeline)
+        return answer.timeline
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
         """Keep the request's prompt in the prefix cache, computing it where it is not there.
@@ -156,3 +171,8 @@ class Asking:
             waiting.set_exception(error)
         else:
             waiting.set_result(answer)
+
+    def _lose_questions(self, error: RequestError) -> None:
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_exception(error)

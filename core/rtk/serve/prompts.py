@@ -23,6 +23,9 @@ VERY_LONG_TEXT = 1_000_000
 MESSAGE_COST = 60
 """Characters that could be encoded in the time that a template takes for an empty message."""
 
+_HERE = "\ue0c4\uf3a1\ue0c4"
+"""Private characters, which mark a place in what a template makes of messages."""
+
 
 class PromptEncoder:
     """Encodes prompts, the long ones in threads, and refuses what no model could take."""
@@ -56,7 +59,7 @@ class PromptEncoder:
 
     async def _encode(self, request: GenerateRequest) -> Sequence[int]:
         prompt, name = request.prompt, request.prompt_name
-        if prompt == "":
+        if isinstance(prompt, str) and not prompt:
             return []  # refused like an empty list of ids, also where the tokenizer would put BOS before it
         if isinstance(prompt, str | Chat):
             return await self._encode_text(prompt, name)
@@ -71,7 +74,8 @@ class PromptEncoder:
             check_text(prompt, field=name)
             return await self._in_thread(len(prompt), self._text_ids, prompt, special is not False)
         _check_messages(prompt.messages, name)
-        length = sum(len(str(message.get("content"))) + MESSAGE_COST for message in prompt.messages)
+        length = sum(len(str(message)) + MESSAGE_COST for message in prompt.messages)
+        length += len(str(prompt.options.get("tools", "")))
         return await self._in_thread(length, self._chat_ids, prompt, name, special is True)
 
     def _text_ids(self, text: str, special: bool) -> list[int]:
@@ -81,12 +85,28 @@ class PromptEncoder:
         if not chat.messages:
             return []
         try:
-            text = self._tokenizer.chat(chat.messages, **chat.options)
+            text = self._chat_text(chat)
         except RequestError as error:  # which calls them messages
-            problem = str(error).replace("messages", name, 1) if error.field == "messages" else str(error)
-            raise RequestError(problem, field=name, code=error.code, status=error.status) from error
+            named = error.field == "messages"
+            problem, field = (str(error).replace("messages", name, 1), name) if named else (str(error), error.field)
+            raise RequestError(problem, field=field, code=error.code, status=error.status) from error
         check_text(text, field=name)
         return self._text_ids(text, special)
+
+    def _chat_text(self, chat: Chat) -> str:
+        if not chat.continues:
+            return self._tokenizer.chat(chat.messages, **chat.options)
+        *before, last = chat.messages
+        if not isinstance(last.get("content"), str):
+            raise RequestError("the last message has no text that could be continued", field="continue_final_message")
+        marked = {**last, "content": last["content"] + _HERE}
+        text, here, _ = self._tokenizer.chat(
+            [*before, marked], **{**chat.options, "add_generation_prompt": False}
+        ).rpartition(_HERE)
+        if not here:
+            problem = "the model's chat template does not show the end of the last message, so it cannot be continued"
+            raise RequestError(problem, field="continue_final_message")
+        return text
 
     def _read(self, ids: Sequence[Any], name: str) -> str:
         check_token_ids(ids, self._facts.vocab_size, field=name)

@@ -42,6 +42,8 @@ class Vitals:
     """The plugins that failed, with their `faults`, and what the host used `instead`."""
     observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What observers missed."""
+    unwell: str = ""
+    """What is wrong with a process that does not answer; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

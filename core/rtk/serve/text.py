@@ -45,10 +45,13 @@ class IncrementalDecoder:
         """Text of the prompt's tokens that stand in `pending`."""
         self._sent = len(self._cut)
         """Characters of the pending text that are out, or the prompt's."""
-        self._held = False
+        self._held = 0
+        self.passed = 0
+        """Characters of what `push` gave last that its token has no part in: beginnings that came to nothing."""
 
     def push(self, token: int) -> str:
         """The text that `token` decides; often its own, sometimes none, sometimes that of tokens before it."""
+        self.passed = 0
         if token in self._silent:
             return ""
         self._pending.append(token)
@@ -59,7 +62,8 @@ class IncrementalDecoder:
         ready = len(text) - min(_trailing(text), self._marks)
         new = text[self._sent : ready]
         self._sent = max(self._sent, ready)
-        self._held = len(text) > self._sent
+        self.passed = min(self._held, len(new) - len(new.lstrip(BROKEN)))
+        self._held = len(text) - self._sent
         if ready == len(text):
             self._settle(*self._whole_prefix(), held=0)
         elif len(self._pending) >= _LONGEST_PENDING:
@@ -172,8 +176,8 @@ class TextAssembler:
         self._scanner = scanner
         self._length = 0
         self.offsets: tuple[int, ...] = ()
-        """Of the tokens that were pushed last: how many characters were decided before each, those of a stop string
-        that is cut off among them."""
+        """Of the tokens that were pushed last: how many characters come before each, those of a stop string that is cut
+        off among them."""
 
     def push(self, tokens: Iterable[int], finish: Finish | None = None) -> str:
         """Text of the next tokens; with `finish`, the last of it. A stop token that ended the text has none."""
@@ -181,10 +185,11 @@ class TextAssembler:
         last = None if finish is None or self._scanner.keep else finish.matched
         tokens = list(tokens)
         for i, token in enumerate(tokens, 1):
-            offsets.append(self._length)
             if token == last and i == len(tokens):
+                offsets.append(self._length)
                 break
             new = self._decoder.push(token)
+            offsets.append(self._length + self._decoder.passed)
             self._length += len(new)
             text += self._scanner.push(new)
         if finish is not None and self._scanner.matched is None:

@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from rtk.cache.key import TOKEN_BYTES
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, Forms, ServedForm
 from rtk.grammar.verify import verified
+from rtk.observe.visit import current
 from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Verdict
 from rtk.schedule.params import SamplingParams, answers_wanted, check_prompt_logprobs, sampling_params, shown
 from rtk.serve.answers import answer_rid, further_answer
@@ -31,6 +33,8 @@ from rtk.serve.tokenizer import Tokenizer
 __all__ = ["Chat", "Delta", "GenerateRequest", "ModelFacts", "TokenizerManager", "Vitals", "sampling_defaults"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 VERIFY_LIMIT_S = 10.0
 """How long the check of one text may take."""
@@ -73,29 +77,38 @@ class TokenizerManager(Asking):
         facts: ModelFacts,
         *,
         healthy: Callable[[], bool] = lambda: True,
+        ailment: Callable[[], RequestError] = stopped,
         vitals: Callable[[], Vitals] = Vitals,
         forms: Forms | None = None,
         thinking: Thinking | None = None,
     ) -> None:
         """`send` must not block. `healthy` answers whether whoever receives it still works, `vitals` how well.
 
+        `ailment`: what requests are told while nobody does.
         `forms`: who sees to it that answers have a form; None: nobody. `thinking`: how the model does, if it does.
         """
-        super().__init__(tokenizer, PromptEncoder(tokenizer, facts), send, healthy, forms)
+        super().__init__(tokenizer, PromptEncoder(tokenizer, facts), send, healthy, ailment, forms, vitals)
         self.facts = facts
-        self.vitals = vitals
         self._thinking = thinking
         self._verifying = asyncio.Semaphore(MAX_VERIFYING)
         self._entries: dict[str, _Entry] = {}
         """By scheduler id."""
+        self.draining = False
+        """Whether no new requests are taken, since the server is about to end."""
         self._names: dict[str, list[_Entry]] = {}
         """By client id; that of a batch names all of its requests."""
+        self.early_aborts = 0
+        """Requests that were aborted before they were sent."""
         check_defaults(facts)
 
     @property
     def in_flight(self) -> int:
         """Requests that have not ended, those still being validated among them."""
         return len(self._entries)
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        self.draining = True
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -131,7 +144,11 @@ class TokenizerManager(Asking):
         (`contextlib.aclosing`), or cancel the task that iterates.
         """
         self._check_running()
+        if self.draining:
+            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
+        visit = current()
+        visit.serves(entry.rid for entry in entries)
         try:
             prepared: list[NewRequest] = []
             for entry in entries:
@@ -148,6 +165,7 @@ class TokenizerManager(Asking):
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
+                visit.saw(item)
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
@@ -209,13 +227,14 @@ class TokenizerManager(Asking):
 
     def _start(self, entry: _Entry, new: NewRequest) -> None:
         if entry.aborted:
+            self.early_aborts += 1
             self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
         entry.sent = True
         self._send(new)
         if not self._healthy():  # it may have ended before it could take this in
-            self._fail(entry, stopped())
+            self._fail(entry, self._ailment())
             self._send(Abort(entry.id))
 
     def _give_up(self, entries: Sequence[_Entry]) -> None:
@@ -262,7 +281,7 @@ class TokenizerManager(Asking):
         """What the scheduler is to see to. Notes whether the answer begins with thinking, where all is free."""
         form, thinking = entry.request.form, self._thinking
         thinks = thinking is not None and thinking.is_open(entry.request, tokens)
-        entry.splitter = Splitter(thinking if thinks else None)
+        entry.splitter = Splitter(thinking if thinks or form is None else None, sure=thinks)
         if form is None:
             return None
         return replace(form.order, after=thinking.end.encode()) if thinking and thinks else form.order
@@ -287,12 +306,24 @@ class TokenizerManager(Asking):
 
     def deliver(self, messages: Sequence[Texts]) -> None:
         """Take the detokenizer's messages; from any thread. Wakes the event loop once."""
+        self._have_loop(self._receive, messages)
+
+    def lose(self, error: RequestError) -> None:
+        """Whoever computed is gone: end what runs, and what was asked, with `error`; from any thread."""
+        self._have_loop(self._lose, error)
+
+    def _lose(self, error: RequestError) -> None:
+        for entry in [entry for entry in self._entries.values() if entry.sent]:
+            self._fail(entry, error)
+        self._lose_questions(error)
+
+    def _have_loop(self, function: Callable[[T], None], argument: T) -> None:
         if self._loop is None:
             return
         try:
-            self._loop.call_soon_threadsafe(self._receive, messages)
+            self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
-            log.debug("messages arrived after the event loop was closed")
+            log.debug("something came after the event loop was closed")
 
     def _receive(self, messages: Sequence[Texts]) -> None:
         for message in messages:

@@ -1,8 +1,8 @@
 """`echo`: answers that begin with their prompt.
 
-What is said of the prompt is put in front of what an answer says first, so that whoever writes answers and streams knows
-nothing of it. The text of a prompt of token ids is that of its tokens. Where it ends inside a character, that character
-follows when the answer has decided it.
+What is said of the prompt is put in front of what an answer says first, so that whoever writes answers and streams
+knows nothing of it. The text of a prompt of token ids is that of its tokens. Where it ends inside a character, that
+character follows when the answer has decided it.
 """
 
 import asyncio
@@ -40,18 +40,26 @@ class _Answer:
     decoder: IncrementalDecoder | None
     """Of prompt and answer, until the character that the prompt ends inside of is decided."""
 
-    def rest(self, delta: Delta) -> str:
-        """U+FFFD for that character, where the answer does not go on with it."""
-        if self.decoder is None:
-            return ""
-        decided = "".join([self.decoder.push(token) for token in delta.token_ids])
-        if delta.finish is not None:
-            decided = decided or self.decoder.finish()
+    def place(self, delta: Delta) -> tuple[str, tuple[int, ...]]:
+        """U+FFFD for that character, where the answer turns out not to go on with it; and where its tokens stand."""
+        rest, early = "", []
+        for token in delta.token_ids:
+            if self.decoder is None:
+                break
+            decided = self.decoder.push(token)
+            early.append(self.length + self.decoder.passed)
+            rest += self._decide(decided)
+        if self.decoder is not None and delta.finish is not None:
+            rest += self._decide(self.decoder.finish())
+        late = delta.offsets[len(early) :]
+        return rest, (*early[: len(delta.offsets)], *(self.length + offset for offset in late))
+
+    def _decide(self, decided: str) -> str:
         if not decided:
             return ""
-        self.decoder = None
         rest = BROKEN if decided.startswith(BROKEN) else ""
         self.length += len(rest)
+        self.decoder = None
         return rest
 
 
@@ -71,20 +79,20 @@ class Echo:
         """An answer's delta, with the prompt in front if it is the first of it."""
         if self._prompt is None:  # the first one of all has the log-probabilities that were asked for
             self._prompt = await self._read(delta.prompt_logprobs)
-        prompt, answer, text = self._prompt, self._answers.get(delta.index), ""
-        scored, offsets = prompt.scored, prompt.offsets
+        prompt, answer = self._prompt, self._answers.get(delta.index)
+        head = _Prompt("", (), (), ())
         if answer is None:
-            text = prompt.text
-            answer = self._answers[delta.index] = _Answer(len(text), self._ending(prompt.tail) if prompt.tail else None)
-        else:
-            scored, offsets = (), ()
-        text += answer.rest(delta)
+            head = prompt
+            answer = self._answers[delta.index] = _Answer(
+                len(head.text), self._ending(head.tail) if head.tail else None
+            )
+        rest, offsets = answer.place(delta)
         return replace(
             delta,
-            text=text + delta.text,
-            content=text + delta.content,
-            logprobs=scored + delta.logprobs,
-            offsets=offsets + tuple(answer.length + offset for offset in delta.offsets),
+            text=head.text + rest + delta.text,
+            content=head.text + rest + delta.content,
+            logprobs=(*head.scored, *delta.logprobs),
+            offsets=(*head.offsets, *offsets),
         )
 
     async def _read(self, scored: tuple[TokenLogprobs, ...]) -> _Prompt:
@@ -98,8 +106,9 @@ class Echo:
         decoder = self._tokenizer.decoder(b"", special=self._special)
         text, offsets = "", []
         for token in ids:
-            offsets.append(len(text))
-            text += decoder.push(token)
+            new = decoder.push(token)
+            offsets.append(len(text) + decoder.passed)
+            text += new
         if isinstance(self._given, str):
             return _Prompt(self._given, scored, tuple(offsets), ())
         tail = tuple(ids[-CONTEXT_TOKENS:]) if decoder.finish() else ()

@@ -11,6 +11,7 @@ from rtk.schedule.params import shown
 from rtk.serve.http.body import must_be, read_object, typed
 from rtk.serve.http.fields import Ignored, Scope, read_fields
 from rtk.serve.http.rights import AdminRights
+from rtk.serve.http.sampling_fields import Asked
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 MIB = 1024 * 1024
@@ -24,9 +25,11 @@ class HttpSettings:
 
     max_body_bytes: int = 16 * MIB
     max_batch: int = 128
-    """Prompts in one request."""
+    """Prompts in one request, and answers to it."""
     strict_fields: bool = False
     """Refuse fields that rtk does not know, instead of naming them in the answer."""
+    tool_parser: str = "auto"
+    """How the model writes calls of tools, see `rtk.serve.tools.choose`."""
     admin: AdminRights = field(default_factory=AdminRights)
     """Who may run the server: empty the cache, pin, see the configuration."""
 
@@ -65,6 +68,13 @@ class Endpoints:
         if "routing_key" in given and not facts.reads_routing_key:
             ignored.note("routing_key")
         return given
+
+    def check_answers(self, prompts: int, asked: Asked) -> None:
+        """Raises `RequestError` for more answers, to all prompts together, than one request may have."""
+        limit, answers = self.settings.max_batch, prompts * asked.answers
+        if answers > limit:
+            field = asked.names.get("n", "n")
+            raise RequestError(f"{field}: {answers} answers to one request; at most {limit}", field=field)
 
     def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:
         """Each prompt of a batch by what the client calls it.

@@ -183,6 +183,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "functions": _list("The same in an older form.", {"type": "object"}, []),
     "function_call": _one_of("The same in an older form.", {"enum": ["none", "auto"]}, {"type": "object"}),
     "parallel_tool_calls": _boolean("Whether the model may call several functions at once.", default=True),
+    "separate_reasoning": _boolean("Thoughts stand in reasoning_content, not in the text.", default=True),
     "reasoning_effort": _string("How much the model is to think."),
     "include": _list("What else the answer is to have.", _TEXT, []),
     # form

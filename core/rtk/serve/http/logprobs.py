@@ -55,12 +55,12 @@ class TokenWriter:
         ]
         return {"content": content, "refusal": None}
 
-    def prompt(self, scored: Iterable[TokenLogprobs]) -> list[dict[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: for each token of the prompt, what it is and what else was probable, by id.
+    def prompt(self, scored: Iterable[TokenLogprobs], top: int) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each token of the prompt, it and the `top` most probable there, by id.
 
-        `rank` is the place among the most probable ones that were asked for, null behind them.
+        `rank` is the place among those, null where it is none of them.
         """
-        return [None if at.logprob is None else self._ranked(at, at.logprob) for at in scored]
+        return [None if at.logprob is None else self._ranked(at, at.logprob, top) for at in scored]
 
     def native(self, scored: Iterable[TokenLogprobs], *, text: bool) -> list[list[Any]]:
         """SGLang's lists of a log-probability, a token id and its text, which is null unless asked for."""
@@ -92,9 +92,9 @@ class TokenWriter:
             "bytes": [] if silent else None if known is None else list(known),
         }
 
-    def _ranked(self, at: TokenLogprobs, logprob: float) -> dict[str, Any]:
+    def _ranked(self, at: TokenLogprobs, logprob: float, top: int) -> dict[str, Any]:
         ranked: dict[str, Any] = {}
-        places = enumerate(at.top, 1)
+        places = enumerate(at.top[:top], 1)
         for rank, (token, value) in (*places, (None, (at.token, logprob))):
             entry = {"logprob": finite(value), "rank": rank, "decoded_token": self._tokenizer.text_of(token)}
             ranked.setdefault(str(token), entry)

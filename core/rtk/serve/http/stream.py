@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rtk.errors import RequestError
+from rtk.observe.visit import current
 from rtk.serve.http.errors import encoded, error_body, internal_error
 
 log = logging.getLogger(__name__)
@@ -61,10 +62,15 @@ async def _with_errors(events: Events) -> Events:
         async for item in events:
             yield item
     except RequestError as error:
-        yield event(error_body(error))
+        yield _error_event(error)
     except Exception:
         log.exception("a stream failed")
-        yield event(error_body(internal_error()))
+        yield _error_event(internal_error())
+
+
+def _error_event(error: RequestError) -> bytes:
+    current().code = error.code
+    return event(error_body(error))
 
 
 class _EventStream(Response):

@@ -1,6 +1,7 @@
 """Text to token ids and back, without a model, in vLLM's shapes: /tokenize, /detokenize."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -8,10 +9,11 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.chat import read_messages
+from rtk.serve.http.chat_prompt import CHAT_OPTIONS, read_chat
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
 from rtk.serve.http.fields import Ignored, Scope
+from rtk.serve.http.tools import template_tools
 from rtk.serve.protocol import Chat
 
 
@@ -23,7 +25,12 @@ class Tokens(Endpoints):
         values, ignored = await self.read(request, Scope.TOKENIZE)
         self.check_model(values)
         special = typed(values, "add_special_tokens", bool, None)
-        name, prompt = _prompt(values, ignored)
+        prompt: str | Chat
+        if _is_chat(values):
+            name, chat = "messages", read_chat(values, ignored)
+            prompt = replace(chat, options={**chat.options, **template_tools(values, ignored, self.manager.tokenizer)})
+        else:
+            name, prompt = "prompt", _text(values, ignored)
         with_strings = typed(values, "return_token_strs", bool, False)
         ids = await self.manager.tokenize(prompt, name=name, add_special_tokens=special)
         answer = {
@@ -44,22 +51,20 @@ class Tokens(Endpoints):
         return json_response({"prompt": text}, headers=ignored.headers)
 
 
-def _prompt(values: Mapping[str, Any], ignored: Ignored) -> tuple[str, str | Chat]:
-    """What the client calls the prompt, and the prompt."""
+def _is_chat(values: Mapping[str, Any]) -> bool:
+    """Whether a chat is given, and not a text."""
     given = [name for name in ("prompt", "messages") if name in values]
     if len(given) != 1:
         problem = f"{' and '.join(given) or 'nothing'} given: send either prompt or messages"
         raise RequestError(problem, field="prompt")
-    (name,) = given
-    options = {**typed(values, "chat_template_kwargs", dict, {})}
-    if "add_generation_prompt" in values:
-        options["add_generation_prompt"] = typed(values, "add_generation_prompt", bool, True)
-    if name == "messages":
-        return name, Chat(read_messages(values[name], ignored), options)
-    for unread in ("chat_template_kwargs", "add_generation_prompt"):
-        if unread in values:
-            ignored.note(unread)
-    prompt = values[name]
+    return given == ["messages"]
+
+
+def _text(values: Mapping[str, Any], ignored: Ignored) -> str:
+    for option in (*CHAT_OPTIONS, "tools"):
+        if option in values:
+            ignored.note(option)
+    prompt = values["prompt"]
     if not isinstance(prompt, str):
-        raise must_be("a string", name, prompt)
-    return name, prompt
+        raise must_be("a string", "prompt", prompt)
+    return prompt

@@ -1,0 +1,92 @@
+"""Log lines: as text or JSON, with the id of the request that they are about, and never in anybody's way.
+
+Every process of a server calls `configure` once. A line that cannot be written, because the disk is full or nobody
+reads any more, is counted and lost; whoever wrote it goes on.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from rtk.errors import printable
+from rtk.observe.visit import current
+
+
+def about(rid: str) -> Mapping[str, str]:
+    """The `extra` of a line about a request. The scheduler's ids are a number and the client's id."""
+    number, _, name = rid.partition(":")
+    return {"request_id": name if name and number.isdecimal() else rid}
+
+
+class TextFormatter(logging.Formatter):
+    """What a message quotes cannot pass for another message, nor steer a terminal; tracebacks stay as they are."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own interface
+        return printable(super().formatMessage(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": self._process,
+            "pid": os.getpid(),
+        }
+        if rid := getattr(record, "request_id", "") or current().request_id:
+            line["request_id"] = str(rid)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line)  # ASCII: it fits any encoding, and nothing in it steers a terminal
+
+
+TEXT = "%(levelname)s: %(message)s"
+
+_drops = 0
+
+
+def drops() -> int:
+    """Lines that this process could not write."""
+    return _drops
+
+
+class Handler(logging.StreamHandler[TextIO]):
+    """Writes to a stream; what fails is counted and said nowhere, for there is nowhere to say it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own interface
+        global _drops
+        _drops += 1
+
+
+def begin() -> None:
+    """Warnings as text, for as long as nothing else is known."""
+    _write(TextFormatter(TEXT), "warning")
+
+
+def configure(log_format: str, log_level: str, process: str = "main") -> None:
+    """Write what `observe.log_format` and `observe.log_level` say. Of what is not rtk's, warnings at most."""
+    _write(TextFormatter(TEXT) if log_format == "text" else JsonFormatter(process), log_level)
+
+
+def _write(formatter: logging.Formatter, level: str) -> None:
+    handler, root, number = Handler(sys.stderr), logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
+    handler.setFormatter(formatter)
+    for before in [one for one in root.handlers if isinstance(one, Handler)]:
+        root.removeHandler(before)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
+    logging.getLogger("rtk").setLevel(number)
