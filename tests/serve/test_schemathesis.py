@@ -1,7 +1,7 @@
 """schemathesis over the OpenAPI document: whatever it makes of it, no 5xx, no hang, and answers as they are described.
 
-What the document allows may still be refused: no schema says that a prompt fits, or that two fields go together. What it
-does not allow is refused.
+What the document allows may still be refused: no schema says that a prompt fits, or that two fields go together. What
+it does not allow is refused.
 """
 
 from collections import Counter, defaultdict
