@@ -76,5 +76,5 @@ class EvictionLog:
 
 def _bytes_of(evicted: Evicted) -> int:
     """What clients can make large."""
-    salt = None if isinstance(evicted.below, int) else evicted.below.salt
-    return len(evicted.packed) + (4 * len(salt) if salt else 0)
+    below = evicted.below
+    return len(evicted.packed) + (0 if isinstance(below, int) else 4 * len((below.salt or "") + below.tenant))

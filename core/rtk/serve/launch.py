@@ -5,15 +5,19 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 from typing import TYPE_CHECKING
 
 from rtk.config.load import LoadedConfig
-from rtk.config.models import ServeConfig
+from rtk.config.models import ServeConfig, tenant_keys
 from rtk.errors import ConfigError
+from rtk.logs import REQUESTS
 from rtk.serve.collector import Collector
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
+from rtk.serve.tls import tls_context
 
 if TYPE_CHECKING:
+    from rtk.serve.http.endpoints import HttpSettings
     from rtk.serve.http.server import Server
 
 log = logging.getLogger(__name__)
@@ -25,6 +29,7 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
     The port is taken first: an occupied one is told before a model is loaded.
     """
     config = loaded.config
+    tls = tls_context(config.serve.tls)
     with _listen(config.serve) as listener:
         collector = Collector()
         runtime = start(config, fetching, collector.after_step)
@@ -32,7 +37,7 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
         try:
-            _server(runtime, listener).run(sockets=[listener])
+            _server(runtime, listener, tls).run(sockets=[listener])
         finally:
             runtime.close()
             collector.thaw()
@@ -60,22 +65,46 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _server(runtime: Runtime, listener: socket.socket) -> "Server":
-    from rtk.serve.http.app import create_app
+def _settings(config: ServeConfig, *, local: bool) -> "HttpSettings":
+    """`local`: whether only this machine reaches the server."""
     from rtk.serve.http.endpoints import HttpSettings
-    from rtk.serve.http.rights import AdminRights
+    from rtk.serve.http.guard import LOCAL_NAMES
+    from rtk.serve.http.rights import AdminRights, ApiKeys
+    from rtk.serve.limits import Accounts, Ceilings
+
+    key = config.admin_api_key
+    admin = AdminRights(key=None if key is None else key.get_secret_value(), local=local)
+    return HttpSettings(
+        max_body_bytes=config.max_body_bytes,
+        max_batch=config.max_batch,
+        max_requests=config.max_requests,
+        body_timeout_s=config.body_timeout_s,
+        strict_fields=config.strict_fields,
+        admin=admin,
+        keys=ApiKeys([(tenant, key.get_secret_value()) for tenant, key in tenant_keys(config.api_keys)], admin),
+        accounts=Accounts(config.tenants),
+        ceilings=Ceilings(config.max_prompt_tokens, config.max_new_tokens),
+        allowed_hosts=(*LOCAL_NAMES, config.host) if local and config.allowed_hosts is None else config.allowed_hosts,
+        cors_origins=config.cors_origins,
+        access_log=config.access_log,
+    )
+
+
+def _server(runtime: Runtime, listener: socket.socket, tls: ssl.SSLContext | None = None) -> "Server":
+    from rtk.serve.http.app import create_app
     from rtk.serve.http.server import Server
 
-    config, key = runtime.config, runtime.config.serve.admin_api_key
+    config = runtime.config
     host, port = listener.getsockname()[:2]  # the address that a name stood for
-    settings = HttpSettings(
-        max_body_bytes=config.serve.max_body_bytes,
-        max_batch=config.serve.max_batch,
-        strict_fields=config.serve.strict_fields,
-        admin=AdminRights(
-            key=None if key is None else key.get_secret_value(), local=ipaddress.ip_address(host).is_loopback
-        ),
-    )
+    local = ipaddress.ip_address(host).is_loopback
+    settings = _settings(config.serve, local=local)
+    if not local and not settings.keys:
+        log.warning(
+            "everybody who reaches %s can use this server: it asks for no key; set serve.api_keys (--api-key), "
+            "or bind it to a loopback address (serve.host)",
+            host,
+        )
+    REQUESTS.disabled = not config.serve.log_requests
     app = create_app(
         runtime.manager,
         settings,
@@ -83,6 +112,16 @@ def _server(runtime: Runtime, listener: socket.socket) -> "Server":
         config=config.model_dump(mode="json", by_alias=True),
     )
     log.info(
-        "ready on http://%s:%d as %r", f"[{host}]" if ":" in host else host, port, runtime.manager.facts.served_name
+        "ready on %s://%s:%d as %r",
+        "http" if tls is None else "https",
+        f"[{host}]" if ":" in host else host,
+        port,
+        runtime.manager.facts.served_name,
     )
-    return Server(app, runtime.close)
+    return Server(
+        app,
+        runtime.close,
+        tls=tls,
+        max_connections=config.serve.max_connections,
+        header_timeout_s=config.serve.header_timeout_s,
+    )

@@ -86,8 +86,8 @@ class _Entry:
     id: str
     """Its id for the scheduler, never used twice: late answers to an ended request can reach no other."""
     rid: str
-    names: frozenset[str]
-    """Its client id, and that of its batch."""
+    names: frozenset[tuple[str, str]]
+    """Its tenant with its client id, and with that of its batch."""
     index: int
     request: GenerateRequest
     queue: asyncio.Queue[Delta | RequestError]
@@ -132,8 +132,8 @@ class TokenizerManager:
         self._numbers = itertools.count(1)
         self._entries: dict[str, _Entry] = {}
         """By scheduler id."""
-        self._names: dict[str, list[_Entry]] = {}
-        """By client id; that of a batch names all of its requests."""
+        self._names: dict[tuple[str, str], list[_Entry]] = {}
+        """By tenant and client id; that of a batch names all of its requests."""
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         check_defaults(facts)
@@ -183,7 +183,9 @@ class TokenizerManager:
         """
         self._check_running()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
+        account = requests[0].account
         try:
+            account.take(len(entries))
             prepared = []
             for entry in entries:
                 prepared.append(await self._prepare(entry))
@@ -199,13 +201,14 @@ class TokenizerManager:
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
+            account.give_back(len(entries))
 
-    def abort(self, rid: str) -> bool:
-        """End the request, or batch, with the client id `rid`: its iterator ends with the reason "abort".
+    def abort(self, rid: str, tenant: str = "") -> bool:
+        """End the tenant's request, or batch, with the client id `rid`: its iterator ends with the reason "abort".
 
         Answers whether there was one.
         """
-        entries = self._names.get(rid, [])
+        entries = self._names.get((tenant, rid), [])
         for entry in entries:
             entry.aborted = True
             if entry.sent:
@@ -227,10 +230,11 @@ class TokenizerManager:
     def _reserve(self, requests: Sequence[GenerateRequest], rid: str) -> list[_Entry]:
         """Enter the requests into the tables, so that no other can take their ids."""
         rids = [_own_rid(request, rid, i, len(requests)) for i, request in enumerate(requests)]
-        self._check_free([*rids, rid] if len(requests) > 1 else rids)
+        tenant = requests[0].tenant or ""
+        self._check_free(tenant, [*rids, rid] if len(requests) > 1 else rids)
         queue: asyncio.Queue[Delta | RequestError] = asyncio.Queue()
         entries = [
-            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, rid)), i, request, queue)
+            _Entry(f"{next(self._numbers)}:{name}", name, frozenset(((tenant, name), (tenant, rid))), i, request, queue)
             for i, (name, request) in enumerate(zip(rids, requests, strict=True))
         ]
         for entry in entries:
@@ -239,10 +243,10 @@ class TokenizerManager:
                 self._names.setdefault(name, []).append(entry)
         return entries
 
-    def _check_free(self, rids: Sequence[str]) -> None:
+    def _check_free(self, tenant: str, rids: Sequence[str]) -> None:
         for i, rid in enumerate(rids):
             _check_name(rid, "rid")
-            if rid in self._names or rid in rids[:i]:
+            if (tenant, rid) in self._names or rid in rids[:i]:
                 raise RequestError(
                     f"rid = {shown(rid)}: a request with this id is in flight; wait for its end, or choose another",
                     field="rid",
@@ -255,6 +259,7 @@ class TokenizerManager:
             self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
+        entry.request.account.spend(entry.prompt_tokens)
         entry.sent = True
         self._detokenizer.open(new)
         self._send(new)
@@ -284,6 +289,7 @@ class TokenizerManager:
         request = entry.request
         params = self._params(request)
         tokens = await self._prompts.tokens(request)
+        params = request.ceilings.applied(request, params, len(tokens) // TOKEN_BYTES)
         return NewRequest(
             rid=entry.id,
             tokens=tokens,
@@ -337,13 +343,13 @@ class TokenizerManager:
         answer: Explained = await self._ask(question)
         return explanation(answer, self.tokenizer.text_of)
 
-    async def explain_request(self, rid: str) -> RequestExplanation:
-        """What became of the newest request with the client id `rid`, and why.
+    async def explain_request(self, rid: str, tenant: str = "") -> RequestExplanation:
+        """What became of the tenant's newest request with the client id `rid`, and why.
 
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
         _check_name(rid, "rid")
-        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
+        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid, tenant=tenant))
         return request_explanation(answer.timeline)
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
@@ -454,6 +460,7 @@ class TokenizerManager:
 
     def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
         entry.completion_tokens += len(output.tokens)
+        entry.request.account.spend(len(output.tokens))
         thought, content = entry.splitter.push(output.text, last=output.finish is not None)
         return Delta(
             index=entry.index,
@@ -493,7 +500,7 @@ def _namespace(request: GenerateRequest) -> Namespace:
                 f"cache_salt: must be a string of 1 to {MAX_SALT:,} characters, or null", field="cache_salt"
             )
         check_text(salt, field="cache_salt")
-    return Namespace(salt=salt)
+    return Namespace(salt=salt, tenant=_name_or_none(request.tenant, "tenant"))
 
 
 def _priority(request: GenerateRequest) -> int:

@@ -11,6 +11,7 @@ from rtk.serve.http.admin import Admin
 from rtk.serve.http.cache import Cache
 from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import answering_errors, route_error
+from rtk.serve.http.guard import guards
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
 from rtk.serve.http.requests import Requests
@@ -30,7 +31,7 @@ def create_app(
     settings = settings or HttpSettings()
     openai, native, cache = OpenAI(manager, settings), Native(manager, settings), Cache(manager, settings)
     admin, requests = Admin(manager, settings, version, config), Requests(manager, settings)
-    app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None, middleware=guards(settings))
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (
         ("POST", "/v1/completions", openai.completions),

@@ -54,7 +54,7 @@ class Cache(Endpoints):
             raise must_be(f'"{_OWN}" or "{_ALL}"', "namespaces", wanted)
         if wanted == _ALL:
             self.settings.admin.check(request)
-        prompt = _prompt(values, ignored)
+        prompt = _prompt(values, ignored, self.tenant(request, values))
         found = await self.manager.explain(prompt, elsewhere=wanted == _ALL)
         others = {"elsewhere": _elsewhere(found), "searched": found.searched} if wanted == _ALL else {}
         return json_response({**_explanation(found), **others}, headers=ignored.headers)
@@ -63,7 +63,8 @@ class Cache(Endpoints):
         """POST /cache/pin: keep a prefix. Answers once it is computed."""
         self.settings.admin.check(request)
         values, ignored = await self.read(request, Scope.PIN)
-        pin = await self.manager.pin(_name(values), _prompt(values, ignored), values.get("ttl_s"))
+        prompt = _prompt(values, ignored, self.tenant(request, values))
+        pin = await self.manager.pin(_name(values), prompt, values.get("ttl_s"))
         return json_response(_pin(pin), headers=ignored.headers)
 
     async def unpin(self, request: Request) -> Response:
@@ -87,7 +88,7 @@ def _name(values: Mapping[str, Any]) -> str:
     return typed(values, "name", str, "")
 
 
-def _prompt(values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
+def _prompt(values: Mapping[str, Any], ignored: Ignored, tenant: str) -> GenerateRequest:
     """The one prompt of a body, in its namespace."""
     given = [name for name in _PROMPTS if name in values]
     if len(given) != 1:
@@ -102,7 +103,8 @@ def _prompt(values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
         prompt = Chat(read_messages(prompt, ignored), typed(values, "chat_template_kwargs", dict, {}))
     elif "chat_template_kwargs" in values:
         ignored.note("chat_template_kwargs")
-    return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=values.get("cache_salt"))
+    salt = values.get("cache_salt")
+    return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=salt, tenant=tenant or None)
 
 
 # --- answering --------------------------------------------------------------------------------------------------
@@ -110,7 +112,9 @@ def _prompt(values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
 
 def _namespace(namespace: Namespace) -> dict[str, Any]:
     adapter = namespace.adapter
-    return {"adapter": None if adapter is None else adapter._asdict(), "cache_salt": namespace.salt}
+    named = None if adapter is None else adapter._asdict()
+    whose = {"tenant": namespace.tenant} if namespace.tenant else {}
+    return {"adapter": named, "cache_salt": namespace.salt, **whose}
 
 
 def _pin(pin: PinState) -> dict[str, Any]:

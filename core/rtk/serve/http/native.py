@@ -15,6 +15,7 @@ from starlette.responses import Response
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm
 from rtk.schedule.messages import Finish
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
@@ -36,13 +37,15 @@ class Native(Endpoints):
         values, ignored = await self.read(request, Scope.GENERATE)
         prompts, batch = self._prompts(values)
         sampling, form = await self._sampling(values, ignored)
-        handling = self.handling(values, ignored)
+        handling = self.handling(request, values, ignored)
         group, rids = _rids(values, len(prompts), batch=batch)
+        name_request(request, rids[0] or group)
         handling |= {"sampling": sampling, "names": _NAMES, "form": form}
         requests = [
             GenerateRequest(prompt=prompt, prompt_name=name, rid=rid, **handling)
             for (name, prompt), rid in zip(prompts.items(), rids, strict=True)
         ]
+        self.check_answers(requests)
         with_ids = typed(values, "return_ids", bool, False)
         if typed(values, "stream", bool, False):
             events = self._events(requests, group, with_ids=with_ids, batch=batch)

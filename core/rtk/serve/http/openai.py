@@ -17,6 +17,7 @@ from starlette.responses import Response
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm
 from rtk.schedule.params import MAX_COUNT, shown
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import read_messages
 from rtk.serve.http.endpoints import Endpoints, HttpSettings
@@ -134,14 +135,16 @@ class OpenAI(Endpoints):
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
         sampling, names = _sampling(values)
-        handling = self.handling(values, ignored)
+        handling = self.handling(request, values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
+        name_request(request, rid)
         asked = read_form(values, ignored)
         form = None if asked is None else await self.manager.form(asked)
         requests = [
             GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, form=form, **handling)
             for name, prompt in prompts.items()
         ]
+        self.check_answers(requests)
         head = {"id": rid, "created": int(time.time()), "model": self.manager.facts.served_name}
         sent = ignored.headers | headers(form)
         if stream:

@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+
+from rtk.serve.http.connection import Connection
 
 GRACE_S = 5.0
 """After a signal, how long running requests may take to end by themselves; a second Ctrl-C cuts it short."""
@@ -25,9 +29,28 @@ class Server(uvicorn.Server):
     A second Ctrl-C gives them that error at once, a third leaves them without.
     """
 
-    def __init__(self, app: FastAPI, close_engine: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        close_engine: Callable[[], None],
+        *,
+        tls: ssl.SSLContext | None = None,
+        max_connections: int = 4096,
+        header_timeout_s: float = 30.0,
+    ) -> None:
         """`close_engine` ends what still runs; called from a thread of its own, once."""
-        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=BACKSTOP_S)
+        connection = partial(Connection, most=max_connections, head_s=header_timeout_s)
+        settings = uvicorn.Config(
+            app,
+            http=connection,  # type: ignore[arg-type] # it is only called
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=BACKSTOP_S,
+        )
+        if tls is not None:
+            settings.ssl_context_factory = lambda *_: tls
         super().__init__(settings)
         self._close_engine = close_engine
         self._hurried = False

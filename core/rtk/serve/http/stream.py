@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rtk.errors import RequestError
+from rtk.logs import loggable
 from rtk.serve.http.errors import error_body, internal_error
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ async def _with_errors(events: Events) -> Events:
             yield item
     except RequestError as error:
         yield event(error_body(error))
-    except Exception:
-        log.exception("a stream failed")
+    except Exception as error:
+        log.error("a stream failed", exc_info=loggable(error))
         yield event(error_body(internal_error()))
 
 
