@@ -21,6 +21,10 @@ AdminKey = Annotated[
     typer.Option(help="the server's serve.admin_api_key", envvar=KEY_VARIABLE, show_envvar=True),
 ]
 
+Tenant = Annotated[
+    str | None, typer.Option(help="whose it is, of the tenants of serve.api_keys")
+]
+
 
 class Server:
     """A running server. Talks to it directly, whatever proxies the environment names: it is given a key."""
@@ -78,5 +82,6 @@ class Server:
 def refusal(body: Mapping[str, Any]) -> RequestError:
     """What a server's error says."""
     message, code = body["error"]["message"], body["error"]["code"]
-    here = f"; rtk takes it from --admin-key or {KEY_VARIABLE}" if code == "admin_unauthorized" else ""
+    wants_key = code in ("admin_unauthorized", "invalid_api_key")
+    here = f"; rtk takes it from --admin-key or {KEY_VARIABLE}" if wants_key else ""
     return RequestError(f"{message} ({code}){here}")

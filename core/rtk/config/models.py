@@ -540,8 +540,8 @@ class ServeConfig(Section):
     tenants: TenantsConfig = Field(default_factory=TenantsConfig, description="limits of tenants")
     allowed_hosts: tuple[Annotated[str, AfterValidator(_host)], ...] | None = Field(
         default=None,
-        description="names by which clients may call the server, a JSON array; null: those of this machine where only it can "
-        "connect, else any",
+        description="names by which clients may call the server, a JSON array; null: this machine's own where only it "
+        "can connect, else any",
     )
     cors_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = Field(
         default=(), description="origins whose pages may call the server from a browser, a JSON array"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from rtk.logs import loggable
 from rtk.schedule.messages import Finish, NewRequest, Outbound, Output, Verdict
 
 log = logging.getLogger(__name__)
@@ -238,8 +239,8 @@ class Detokenizer:
         text, finish = "", message.finish
         try:
             text = assembler.push(message.tokens, finish)
-        except Exception:
-            log.exception("the text of request %s cannot be decoded", message.rid)
+        except Exception as error:
+            log.error("the text of request %s cannot be decoded", message.rid, exc_info=loggable(error))
             finish = Finish(reason="error", problem="the output could not be turned into text")
         if finish is not None:
             self.close(message.rid)

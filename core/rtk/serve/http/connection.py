@@ -1,7 +1,6 @@
 """Connections: how many there are, and how long a client may take to say what it wants.
 
-A client that sends its request a byte a second holds a connection for a while and nothing else; one that never reads its
-answer is the answer's own matter.
+A client that sends its request a byte a second holds a connection for a while, and nothing else.
 """
 
 import asyncio
