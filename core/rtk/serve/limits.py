@@ -62,9 +62,9 @@ class Account:
                 f"{self._max_requests} that you may have",
                 1,
             )
-        if self._rate is not None and self._refilled() <= 0:
+        if self._rate is not None and self._refilled() < 1:
             limit = f"you have used up your {self._most:,.0f} tokens per minute"
-            raise _exceeded(limit, -self._left / self._rate)
+            raise _exceeded(limit, (1 - self._left) / self._rate)
 
     def give_back(self, requests: int) -> None:
         """So many requests are over."""

@@ -128,8 +128,8 @@ class Origins:
         if ANY in self._allowed or scope["path"] in OPEN_PATHS:
             return
         headers = Headers(scope=scope)
-        for origin in headers.getlist("origin"):
-            if origin.lower() not in self._allowed and origin.partition("://")[2] != headers.get("host"):
+        for origin in map(str.lower, headers.getlist("origin")):
+            if origin not in self._allowed and origin.partition("://")[2] != headers.get("host", "").lower():
                 raise _foreign(origin)
         acts, site = scope["method"] not in ("GET", "HEAD"), headers.get("sec-fetch-site", "none")
         if acts and site not in ("none", "same-origin") and "origin" not in headers:
@@ -145,10 +145,11 @@ def _foreign(origin: str) -> RequestError:
 
 
 def _host_name(host: str) -> str:
-    """A `Host` without its port, in one spelling; IPv6 addresses without brackets."""
+    """A `Host` without its port, in one spelling; IPv6 addresses without brackets, in which nothing else stands."""
     if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower().removesuffix(".")
+        address, bracket, _ = host[1:].lower().partition("]")
+        return address if bracket and ":" in address else ""
+    return host.lower().partition(":")[0].removesuffix(".")
 
 
 def _is_loopback(name: str) -> bool:
