@@ -26,6 +26,8 @@ AdminKey = Annotated[
     typer.Option(help="the server's serve.admin_api_key", envvar=KEY_VARIABLE, show_envvar=True),
 ]
 
+Tenant = Annotated[str | None, typer.Option(help="whose it is, of the tenants of serve.api_keys")]
+
 
 class NoAnswerError(RequestError):
     """Nobody is there, or says nothing."""
@@ -132,5 +134,5 @@ class Server:
 def refusal(body: Mapping[str, Any], source: str = ADMIN_KEY_SOURCE, *, unauthorized: bool = False) -> RequestError:
     """What a server's error says, and where rtk takes the key from if one is what it asks for."""
     message, code = body["error"]["message"], body["error"]["code"]
-    hint = f"; rtk takes it from {source}" if unauthorized or code == "admin_unauthorized" else ""
-    return RequestError(f"{message} ({code}){hint}")
+    wants_key = unauthorized or code in ("admin_unauthorized", "invalid_api_key")
+    return RequestError(f"{message} ({code})" + (f"; rtk takes it from {source}" if wants_key else ""))

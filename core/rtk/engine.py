@@ -130,10 +130,10 @@ class Engine:
         A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
         by the fields of `SamplingParams`, and may say what the answer must look like by one of
         `rtk.grammar.forms.KINDS`, such as `json_schema`, with `grammar_whitespace` and `grammar_verify`. With `n`, the
-        first answer to each prompt has the others in `others`. Only prompts with the same `cache_salt` share what the
-        cache has of them. `priority`, `routing_key` and `tenant` are for policies that read them; with others they have
-        no effect. What has not ended `deadline_ms` after its arrival fails. Raises `RequestError` where a prompt is
-        refused or fails; the others are aborted.
+        first answer to each prompt has the others in `others`. Only prompts of the same `tenant` and with the same
+        `cache_salt` share what the cache has of them. `priority` and `routing_key`, and `tenant` otherwise, are for
+        policies that read them. What has not ended `deadline_ms` after its arrival fails. Raises `RequestError` where a
+        prompt is refused or fails; the others are aborted.
         """
         handling = {
             "cache_salt": cache_salt,
@@ -206,12 +206,12 @@ class Engine:
             with contextlib.suppress(RequestError):  # a closed engine has ended it already
                 self._submit(stream.aclose)
 
-    def abort(self, rid: str) -> bool:
-        """End the request with this id; answers whether there was one."""
-        return self._wait(self._abort, rid)
+    def abort(self, rid: str, *, tenant: str | None = None) -> bool:
+        """End the tenant's request with this id; answers whether there was one."""
+        return self._wait(self._abort, rid, tenant or "")
 
-    async def _abort(self, rid: str) -> bool:
-        return self._manager.abort(rid)
+    async def _abort(self, rid: str, tenant: str) -> bool:
+        return self._manager.abort(rid, tenant)
 
     # --- the prefix cache ---------------------------------------------------------------------------------------
 
@@ -219,23 +219,32 @@ class Engine:
         """What the KV pool holds, and the pins."""
         return self._wait(self._manager.cache)
 
-    def explain(self, prompt: Prompt, *, cache_salt: str | None = None) -> CacheExplanation:
+    def explain(self, prompt: Prompt, *, cache_salt: str | None = None, tenant: str | None = None) -> CacheExplanation:
         """Why the prompt would hit the prefix cache as much as it does. Computes nothing."""
-        return self._wait(self._manager.explain, _request(prompt, cache_salt=cache_salt))
+        return self._wait(self._manager.explain, _request(prompt, cache_salt=cache_salt, tenant=tenant))
 
-    def explain_request(self, rid: str) -> RequestExplanation:
-        """What became of the newest request with this `rid`, and why; see `stream`.
+    def explain_request(self, rid: str, *, tenant: str | None = None) -> RequestExplanation:
+        """What became of the tenant's newest request with this `rid`, and why; see `stream`.
 
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
-        return self._wait(self._manager.explain_request, _plain(rid))
+        return self._wait(self._manager.explain_request, _plain(rid), tenant or "")
 
-    def pin(self, name: str, prompt: Prompt, *, ttl_s: float | None = None, cache_salt: str | None = None) -> PinState:
+    def pin(
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        ttl_s: float | None = None,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+    ) -> PinState:
         """Keep the prompt in the prefix cache under a name; computes what is missing, and waits for that.
 
         `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` where it does not fit.
         """
-        return self._wait(self._manager.pin, _plain(name), _request(prompt, cache_salt=cache_salt), _plain(ttl_s))
+        request = _request(prompt, cache_salt=cache_salt, tenant=tenant)
+        return self._wait(self._manager.pin, _plain(name), request, _plain(ttl_s))
 
     def unpin(self, name: str) -> PinState:
         """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from rtk.config.models import Config
 
 
+REQUESTS = logging.getLogger("rtk.requests")
+"""For what quotes clients. Off unless somebody asks for it (`serve.log_requests`)."""
+REQUESTS.disabled = True
+
+_CHAIN = 16
+"""Exceptions behind one another that are shown."""
+
+
 def about(rid: str) -> Mapping[str, str]:
     """The `extra` of a line about a request. The scheduler's ids are a number and the client's id."""
     number, _, name = rid.partition(":")
@@ -83,6 +91,8 @@ class LogSetup(NamedTuple):
     """Of rtk's own lines; of others, warnings at least."""
     process: str = "main"
     """What JSON calls it."""
+    requests: bool = False
+    """Whether lines may quote what clients wrote."""
 
 
 _setup = LogSetup()
@@ -94,8 +104,9 @@ def begin() -> None:
 
 
 def configure(config: "Config", process: str = "main") -> None:
-    """What `observe.log_format` and `observe.log_level` say, for this process. Of others, warnings at least."""
-    use(LogSetup(config.observe.log_format, config.observe.log_level, process))
+    """What the configuration says, for this process. Of what is not rtk's, warnings at most."""
+    section = config.observe
+    use(LogSetup(section.log_format, section.log_level, process, config.serve.log_requests))
 
 
 def setup_of(process: str) -> LogSetup:
@@ -115,3 +126,19 @@ def use(setup: LogSetup) -> None:
     root.addHandler(handler)
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("rtk").setLevel(number)
+    REQUESTS.disabled = not setup.requests
+
+
+def loggable(error: BaseException) -> BaseException:
+    """What to log of a bug: its type and frames, and those of what is behind it; its words only where asked for."""
+    return _wordless(error, _CHAIN) if REQUESTS.disabled else error
+
+
+def _wordless(error: BaseException, chain: int) -> BaseException:
+    kind = type(error)
+    stand_in: BaseException = type(kind.__name__, (Exception,), {"__module__": kind.__module__})()
+    stand_in.__traceback__ = error.__traceback__
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if behind is not None and chain:
+        stand_in.__context__ = _wordless(behind, chain - 1)
+    return stand_in

@@ -98,6 +98,8 @@ class ExplainRequest(Question, frozen=True, tag=True):
 
     name: str
     """The client's id; of several, the newest request."""
+    tenant: str = ""
+    """Whose it is: tenants choose ids without knowing each other's."""
 
 
 class Pin(Question, frozen=True, tag=True):

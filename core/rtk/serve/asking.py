@@ -105,17 +105,17 @@ class Asking:
         answer: Explained = await self._ask(question)
         return explanation(answer, self.tokenizer.text_of)
 
-    async def explain_request(self, rid: str) -> RequestExplanation:
-        """What became of the newest request with the client id `rid`, and why.
+    async def explain_request(self, rid: str, tenant: str = "") -> RequestExplanation:
+        """What became of the tenant's newest request with the client id `rid`, and why.
 
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
         check_name(rid, "rid")
-        return request_explanation(await self.timeline(rid))
+        return request_explanation(await self.timeline(rid, tenant))
 
-    async def timeline(self, rid: str) -> Timeline:
+    async def timeline(self, rid: str, tenant: str = "") -> Timeline:
         """What that is made from."""
-        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
+        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid, tenant=tenant))
         return answer.timeline
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:

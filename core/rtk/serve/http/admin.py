@@ -100,4 +100,5 @@ class Admin(Endpoints):
         if not rid:
             raise RequestError("rid is missing: name the request to abort", field="rid")
         check_text(rid, field="rid")
-        return json_response({"rid": rid, "aborted": self.manager.abort(rid)}, headers=ignored.headers)
+        aborted = self.manager.abort(rid, self.tenant(request, values))
+        return json_response({"rid": rid, "aborted": aborted}, headers=ignored.headers)

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.schedule.messages import Finish
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
@@ -43,7 +44,12 @@ class Native(Endpoints):
         wanted = read_either(values, given, ignored, prefix=_PLACE)
         form = None if wanted is None else await self.manager.form(wanted)
         group, rids = _rids(values, len(prompts), batch=batch)
-        handling = self.handling(values, ignored) | {"sampling": asked.sampling, "names": asked.names, "form": form}
+        name_request(request, rids[0] or group)
+        handling = self.handling(request, values, ignored) | {
+            "sampling": asked.sampling,
+            "names": asked.names,
+            "form": form,
+        }
         job = _Job(
             [
                 GenerateRequest(prompt=prompt, prompt_name=name, rid=rid, **handling)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat_prompt import read_chat
 from rtk.serve.http.echo import Echo, echoed
@@ -131,8 +132,9 @@ class OpenAI(Endpoints):
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
         self.check_answers(len(prompts), asked)
-        handling = self.handling(values, ignored)
+        handling = self.handling(request, values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
+        name_request(request, rid)
         form = shape.form(read_form(values, ignored))
         served = None if form is None else await self.manager.form(form)
         handling |= {"sampling": asked.sampling, "names": asked.names, "form": served}
