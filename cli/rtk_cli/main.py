@@ -13,12 +13,14 @@ from typer.core import TyperGroup
 from rtk.errors import ConfigError, RtkError
 from rtk.observe import logs
 from rtk_cli.cache import app as cache_app
+from rtk_cli.chat import chat
 from rtk_cli.config import app as config_app
 from rtk_cli.explain import explain
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
 from rtk_cli.plugins import app as plugins_app
 from rtk_cli.serve import serve
+from rtk_cli.top import top
 from rtk_cli.version import DISTRIBUTION, version, version_of
 
 
@@ -62,7 +64,9 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.command()(chat)
 app.command()(explain)
+app.command()(top)
 app.command()(version)
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(model_app, name="model")

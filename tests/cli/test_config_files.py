@@ -299,7 +299,7 @@ WITH_OBSERVERS = Registry([*installed().all(), *map(observer, ("tape", "probe", 
 def test_the_schema_knows_observers() -> None:
     section = json_schema(WITH_OBSERVERS)["$defs"]["ObserveConfig"]["properties"]
     assert section["plugins"]["items"] == {"type": "string", "enum": ["idle", "probe", "tape"]}
-    assert section.keys() == {"plugins", "tape", "probe", "idle"}
+    assert section.keys() == {"plugins", "log_format", "log_level", "traces", "tape", "probe", "idle"}
 
 
 def test_observers_of_a_file_are_told_with_their_line() -> None:
@@ -319,6 +319,9 @@ def test_the_lock_holds_all_chosen_observers() -> None:
     assert lock["packages"].keys() == {"rtk-inference", "rtk-observer-tape", "rtk-observer-probe"}
     assert {key: value for key, value in lock["values"].items() if key.startswith("observe.")} == {
         "observe.plugins": ["tape", "probe"],
+        "observe.log_format": "text",
+        "observe.log_level": "info",
+        "observe.traces": "null",
         "observe.probe.path": "rtk-reports.txt",
         "observe.tape.path": "rtk-reports.txt",
     }

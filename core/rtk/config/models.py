@@ -40,6 +40,12 @@ def _device(name: str) -> str:
     return name
 
 
+def _exporter(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError("must be the name of an exporter, such as otlp, otlp_proto_http or console")
+    return name
+
+
 def _api_key(key: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
         raise ValueError("must be printable ASCII characters without spaces, which a header can carry")
@@ -359,13 +365,23 @@ class GrammarConfig(PluginSection):
 
 
 class ObserveConfig(PluginSection):
-    """Who is told what the engine does, each in a process of its own."""
+    """Who is told what the engine does: observers, each in a process of its own, the log, and traces."""
 
     kind = "observer"
     choice = "plugins"
 
     plugins: tuple[PluginName, ...] = Field(
         default=(), description="observer plugins, a JSON array of names", json_schema_extra=flag("--observe")
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="how log lines look; json: one object a line, with the id of the request"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least important log lines that are written"
+    )
+    traces: Annotated[str, AfterValidator(_exporter)] | None = Field(
+        default=None,
+        description="name of the OpenTelemetry exporter that gets a span for each request, such as otlp; null: none",
     )
 
     @property
@@ -442,7 +458,7 @@ class Config(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="order and size of batches")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention backend")
     grammar: GrammarConfig = Field(default_factory=GrammarConfig, description="structured output")
-    observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers")
+    observe: ObserveConfig = Field(default_factory=ObserveConfig, description="observers, log and traces")
     plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="packages with plugins")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="HTTP server")
 

@@ -1,17 +1,18 @@
 """Calls of tools as structural tags, in which each tool's arguments are valid under its schema.
 
 What is asked for has `tags`, each with a `begin`, a `schema`, an `end`, the `tool` that it calls, and whether it is
-`strict`; how they stand together is said as in `Spec.text` of structural tags. A strict schema is kept or the request
-refused. Of the others so much is kept as can be: where a schema is more than any backend can do, the tool's arguments
-are any JSON object, and the reasons say so.
+`strict`; how they stand together, and what else an answer may be, is said as in `Spec.text` of structural tags. A
+strict schema is kept, or the request refused. Of the others so much is kept as can be: where a schema is more than any
+backend can do, the tool's arguments are any JSON object, and the reasons say so.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from rtk.errors import RequestError
 from rtk.grammar.schema import Normal
+from rtk.plugin.grammar import Judgement
 
 KIND = "tool_calls"
 _ANY = {"type": "object"}
@@ -27,6 +28,8 @@ class ReadCalls(NamedTuple):
     schemas: tuple[Normal, ...]
     tools: tuple[str, ...]
     """Whose parameters those are."""
+    otherwise: Normal | None
+    """What an answer is that is no calls."""
 
 
 def read(value: Any, loose: dict[int, str], normalise: Callable[[object], Normal]) -> ReadCalls:
@@ -48,9 +51,7 @@ def read(value: Any, loose: dict[int, str], normalise: Callable[[object], Normal
         if i in loose:
             loosened.append(f"the arguments of tool '{tool}' may be any object: {loose[i]}")
         elif normal.open_keys and tag["strict"]:
-            problem = 'an object may have keys that are not named, and a key twice; set "additionalProperties": false'
-            where = f"at {_open_place(normal)} in the parameters of tool '{tool}', which is strict"
-            raise RequestError(f"{problem}, {where}", code="invalid_grammar")
+            raise _open_keys(normal, f"in the parameters of tool '{tool}', which is strict")
         elif normal.open_keys:
             loosened.append(f"keys that are not named may come twice in the arguments of tool '{tool}'")
         schemas.append(normal)
@@ -58,16 +59,31 @@ def read(value: Any, loose: dict[int, str], normalise: Callable[[object], Normal
         f'{{"begin":{_json(tag["begin"])},"schema":{normal.text},"end":{_json(tag["end"])}}}'
         for tag, normal in zip(tags, schemas, strict=True)
     ]
-    others = [f"{_json(key)}:{_json(one)}" for key, one in value.items() if key != "tags"]
+    otherwise = normalise(value["otherwise"]) if "otherwise" in value else None
+    if otherwise is not None and otherwise.open_keys:
+        raise _open_keys(otherwise, "in the schema of answers that are no calls")
+    others = [f"{_json(key)}:{_json(one)}" for key, one in value.items() if key not in ("tags", "otherwise")]
+    others += [f'"otherwise":{otherwise.text}'] if otherwise else []
     text = ",".join([*others, '"tags":[' + ",".join(written) + "]"])
-    return ReadCalls("{" + text + "}", tuple(loosened), tuple(schemas), tools)
+    return ReadCalls("{" + text + "}", tuple(loosened), tuple(schemas), tools, otherwise)
 
 
-def culprits(value: Any, places: Sequence[str], loose: dict[int, str]) -> list[int]:
-    """The tags that reasons at these pointers are about, if a schema of each of them may be given up."""
-    found = {int(at.split("/")[2]) for at in places if at.startswith("#/tags/")}
-    strict = any(value["tags"][i]["strict"] or i in loose for i in found)
-    return [] if strict or any(not at.startswith("#/tags/") for at in places) else sorted(found)
+def given_up(value: Any, refused: Collection[Judgement], loose: Collection[int]) -> tuple[Judgement, list[int]]:
+    """Which schemas to give up where all backends refuse, and for which of their judgements; none if all are strict.
+
+    Those of which one backend alone complains; else whatever may be.
+    """
+    free = {i for i, tag in enumerate(value["tags"]) if not tag["strict"] and i not in loose}
+    for judged in refused:
+        blamed = {_tag_of(reason.at) for reason in judged.reasons}
+        if blamed <= free:
+            return judged, sorted(blamed)
+    return next(iter(refused), Judgement.refused()), sorted(free)
+
+
+def _tag_of(at: str) -> int:
+    """The tag that a pointer leads into; -1 for none."""
+    return int(at.split("/")[2]) if at.startswith("#/tags/") else -1
 
 
 def _of_objects(schema: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +96,12 @@ def _of_objects(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _open_keys(normal: Normal, where: str) -> RequestError:
+    """The refusal of objects whose keys nobody keeps apart."""
+    problem = 'an object may have keys that are not named, and a key twice; set "additionalProperties": false'
+    return RequestError(f"{problem}, at {_open_place(normal)} {where}", code="invalid_grammar")
 
 
 def _open_place(normal: Normal) -> str:

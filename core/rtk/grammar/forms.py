@@ -122,6 +122,8 @@ class _Read(NamedTuple):
     """What each tag calls."""
     loosened: tuple[str, ...] = ()
     """What may come beside what is asked for."""
+    otherwise: Normal | None = None
+    """What an answer is that has no tags."""
 
     def shown(self, reason: Reason) -> str:
         """A backend's reason, with the place in what the client sent."""
@@ -133,6 +135,9 @@ class _Read(NamedTuple):
             case ["#", "tags", index, "schema", *rest]:
                 at = self.schemas[int(index)].origin("/".join(["#", *rest]))
                 return f"{reason.problem}, at {at} in {self._part('schema', 'parameters', index)}"
+            case ["#", "otherwise", *rest] if self.otherwise is not None:
+                at = self.otherwise.origin("/".join(["#", *rest]))
+                return f"{reason.problem}, at {at} in the schema of answers that are no calls"
             case ["#", "tags", index, *_]:
                 return f"{reason.problem}, in {self._part('', '', index)}"
         return reason.problem
@@ -248,21 +253,26 @@ def _best_of_calls(backends: Mapping[str, GrammarBackend], value: Any, whitespac
             for tool, normal in zip(written.tools, written.schemas, strict=True)
             for reason in _left_out(normal)
         ]
+        if written.otherwise is not None:
+            narrowed += _left_out(written.otherwise)
         read = _Read(
-            "structural_tag", written.text, tuple(narrowed), False, written.schemas, written.tools, written.loosened
+            "structural_tag",
+            written.text,
+            tuple(narrowed),
+            schemas=written.schemas,
+            tools=written.tools,
+            loosened=written.loosened,
+            otherwise=written.otherwise,
         )
         found, refused = _judge_all(backends, read, whitespace)
         if found is not None:
             return found
-        for judged in refused.values():
-            given_up = calls.culprits(value, [reason.at for reason in judged.reasons], loose)
-            if given_up:
-                break
-        else:
+        judged, given_up = calls.given_up(value, refused.values(), loose)
+        if not given_up:
             raise _refusal(read, refused)
         for index in given_up:
-            at = f"#/tags/{index}/"
-            loose[index] = _joined([read.shown(one) for one in judged.reasons if f"{one.at}/".startswith(at)])
+            own = [one for one in judged.reasons if f"{one.at}/".startswith(f"#/tags/{index}/")]
+            loose[index] = _joined([read.shown(one) for one in own or judged.reasons])
 
 
 def _judge_all(

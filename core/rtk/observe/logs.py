@@ -1,10 +1,28 @@
-"""Log lines, as every process of a server writes them."""
+"""Log lines: as text or JSON, with the id of the request that they are about, and never in anybody's way.
 
+Every process of a server calls `configure` once. A line that cannot be written, because the disk is full or nobody
+reads any more, is counted and lost; whoever wrote it goes on.
+"""
+
+import json
 import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rtk.errors import printable
+from rtk.observe.visit import current
 
-TEXT = "%(levelname)s: %(message)s"
+if TYPE_CHECKING:
+    from rtk.config.models import Config
+
+
+def about(rid: str) -> Mapping[str, str]:
+    """The `extra` of a line about a request. The scheduler's ids are a number and the client's id."""
+    number, _, name = rid.partition(":")
+    return {"request_id": name if name and number.isdecimal() else rid}
 
 
 class TextFormatter(logging.Formatter):
@@ -14,8 +32,86 @@ class TextFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": self._process,
+            "pid": os.getpid(),
+        }
+        if rid := getattr(record, "request_id", "") or current().request_id:
+            line["request_id"] = str(rid)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line)  # ASCII: it fits any encoding, and nothing in it steers a terminal
+
+
+TEXT = "%(levelname)s: %(message)s"
+
+_drops = 0
+
+
+def drops() -> int:
+    """Lines that this process could not write."""
+    return _drops
+
+
+class Handler(logging.StreamHandler[TextIO]):
+    """Writes to a stream; what fails is counted and said nowhere, for there is nowhere to say it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own interface
+        global _drops
+        _drops += 1
+
+
+class LogSetup(NamedTuple):
+    """How a process writes its log."""
+
+    format: str = "text"
+    level: str = "warning"
+    """Of rtk's own lines; of others, warnings at least."""
+    process: str = "main"
+    """What JSON calls it."""
+
+
+_setup = LogSetup()
+
+
 def begin() -> None:
     """Warnings as text, for as long as nothing else is known."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(TextFormatter(TEXT))
-    logging.basicConfig(handlers=[handler])
+    use(LogSetup())
+
+
+def configure(config: "Config", process: str = "main") -> None:
+    """What `observe.log_format` and `observe.log_level` say, for this process. Of others, warnings at least."""
+    use(LogSetup(config.observe.log_format, config.observe.log_level, process))
+
+
+def setup_of(process: str) -> LogSetup:
+    """What a child of this process uses."""
+    return _setup._replace(process=process)
+
+
+def use(setup: LogSetup) -> None:
+    """Set this process's log up, in place of what was."""
+    global _setup
+    _setup = setup
+    root, number = logging.getLogger(), logging.getLevelNamesMapping()[setup.level.upper()]
+    handler = Handler(sys.stderr)
+    handler.setFormatter(TextFormatter(TEXT) if setup.format == "text" else JsonFormatter(setup.process))
+    for before in [one for one in root.handlers if isinstance(one, Handler)]:
+        root.removeHandler(before)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
+    logging.getLogger("rtk").setLevel(number)

@@ -19,6 +19,7 @@ COUNTERS = (
     "prefill_tokens",
     "decode_tokens",
     "cached_tokens",
+    "uncached_tokens",
     "generated_tokens",
     "sampling_errors",
     "grammar_dead_ends",

@@ -79,8 +79,13 @@ class Request:
     retractions: int = 0
     """How often it had to make room for others."""
 
+    # Written by the meters.
+    started_s: float | None = None
+    """When the first step began that computes something of it."""
     first_token_s: float | None = None
-    """When its first token was taken in."""
+    """When its first token was there."""
+    last_token_s: float | None = None
+    """When its latest token was there."""
 
     # Written when admission is committed, and by the steps that follow.
     row: int = 0

@@ -6,7 +6,7 @@ Not thread-safe: it belongs to one thread, which feeds it messages and calls `st
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
@@ -36,9 +36,11 @@ from rtk.schedule.messages import (
     Question,
     Refused,
     RequestExplained,
+    Stats,
     TokenLogprobs,
     Verdict,
 )
+from rtk.schedule.meters import Meters
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.reports import Reports, request_report, step_report
@@ -90,6 +92,7 @@ class Scheduler:
         self._followers = Followers()
         self._running = Running(pools)
         self._ledger = Ledger()
+        self.meters = Meters(clock)
         self.counters: Counter[str] = Counter()
         self._constraints = Constraints(limits.max_running, health, self.counters, jump_forward=settings.jump_forward)
         self._batches = Batches(
@@ -108,13 +111,14 @@ class Scheduler:
             running=self._running,
             queue=queue,
             ledger=self._ledger,
+            meters=self.meters,
             constraints=self._constraints,
             counters=self.counters,
             clock=clock,
-            host=self,
         )
         self._outbox: list[Outbound] = []
         self._left_waiting = 0  # by the last step
+        self._refused: tuple[str, RequestError] | None = None  # the last one, whose further answers may be on their way
         self._steps = 0
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
@@ -148,6 +152,7 @@ class Scheduler:
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
+        before = self.meters.enter("messages")
         self._catch_up()
         for message in messages:
             match message:
@@ -160,6 +165,7 @@ class Scheduler:
                         self.settle()  # the last step of those who are gone
                     if (said := answer(message, self, self._desk)) is not None:
                         self._outbox.append(said)
+        self.meters.enter(before)
         return self._drain()
 
     def _accept(self, new: NewRequest) -> Verdict:
@@ -167,6 +173,8 @@ class Scheduler:
             self.enqueue(new)
         except RequestError as error:
             self.counters["requests_refused"] += 1
+            self.meters.refused(error.code)
+            self._refused = new.leader or new.rid, error.with_traceback(None)  # which would hold the prompt
             return Verdict(
                 rid=new.rid,
                 accepted=False,
@@ -182,6 +190,8 @@ class Scheduler:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
         if new.rid in self._requests:
             raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
+        if self._refused is not None and new.leader == self._refused[0]:
+            raise self._refused[1]
         prefilled, pinned = self.counters["prefill_tokens"], self._desk.spoken_for
         request = self._arrivals.request(new, pin, self._rng, prefilled=prefilled, pinned=pinned)
         if pin is None:
@@ -205,10 +215,7 @@ class Scheduler:
             self._followers.add(request)
 
     def _check_queue(self, new: NewRequest) -> None:
-        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait.
-
-        Of several answers to a prompt, the first asks for room for all.
-        """
+        """Refuse a request where as many wait as may; of several answers to a prompt, the first asks for all."""
         if self._settings.max_queue is None or (new.leader is not None and new.leader in self._requests):
             return
         answers, most = new.params.n, self._settings.max_queue + self._limits.max_running
@@ -217,17 +224,27 @@ class Scheduler:
                 f"n = {answers}: at most {most} answers can run and wait (schedule.max_running + schedule.max_queue)",
                 field="n",
             )
-        waiting = len(self._queue) + len(self._compiling) + len(self._followers)
-        self._left_waiting = min(self._left_waiting, len(self._queue))
-        room = 0 if self._left_waiting else self._pools.table.free_rows
-        if waiting - room + answers > self._settings.max_queue:
+        if not self._queue_has_room(answers):
             self.counters["queue_full"] += 1
             full = "the queue is full" if answers == 1 else f"the queue has no room for {answers} answers"
             raise RequestError(
-                f"{full}: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
+                f"{full}: {self._waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
                 code="queue_full",
                 status=503,
             )
+
+    def _queue_has_room(self, answers: int) -> bool:
+        """Whether so many more may wait. Where the last step left nobody, free rows are no wait."""
+        if self._settings.max_queue is None:
+            return True
+        self._left_waiting = min(self._left_waiting, len(self._queue))
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        return self._waiting - room + answers <= self._settings.max_queue
+
+    @property
+    def _waiting(self) -> int:
+        """Requests that do not run yet, whatever they wait for."""
+        return len(self._queue) + len(self._compiling) + len(self._followers)
 
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
@@ -273,8 +290,10 @@ class Scheduler:
 
         Returns what became known.
         """
+        self.meters.enter("schedule")
         self._catch_up()
         batch = self._batches.next(self._steps + 1, self)
+        self.meters.enter("launch")
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
         self._left_waiting = len(self._queue)
         self.stalled = not batch and before is None and self._left_waiting > 0
@@ -285,6 +304,7 @@ class Scheduler:
         if not self._settings.overlap:
             self.settle()
         self._check_idle()
+        self.meters.enter("between")
         return self._drain()
 
     def _launch(self, batch: list[Request]) -> Flight:
@@ -297,6 +317,7 @@ class Scheduler:
             if row.start < request.fill_len
         ]
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
+        self.meters.launched(self._steps, (prefill.request for prefill in prefills))
         flight = launch(self._executor, plan, batch)
         if not flight.waits:
             self._sample(flight)
@@ -308,9 +329,11 @@ class Scheduler:
             return
         mask = None
         if flight.constrained:
+            before = self.meters.enter("mask")
             for request, finish in self._constraints.renew(flight.sampling()):
                 self.end(request, finish)
             mask = self._constraints.mask(flight)
+            self.meters.enter(before)
         plan = flight.plan
         flight.sample(mask, penalties(flight.batch, plan.rows, plan.tokens) if flight.penalised else None)
 
@@ -321,10 +344,12 @@ class Scheduler:
             self._take_in(flight)
 
     def _take_in(self, flight: Flight) -> None:
-        computed = self._results.take_in(flight)
+        before = self.meters.enter("wait")
+        computed = self._results.take_in(flight, self)
         if self._reports is not None:
             crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
             self._reports.on_step(step_report(flight, not computed, self._clock(), self._pools, **crowd))
+        self.meters.enter(before)
 
     # --- what becomes of requests -------------------------------------------------------------------------------
 
@@ -358,6 +383,8 @@ class Scheduler:
         before, request.status = request.status, Status.FINISHED
         request.finish = finish
         del self._requests[request.rid]
+        if request.pin is None:
+            self.meters.ended(request, finish, ran=before is Status.RUNNING)
         lease = None
         if before is Status.COMPILING:
             self._compiling.remove(request)
@@ -410,6 +437,7 @@ class Scheduler:
             "running": len(running.requests),
             "waiting": len(self._queue),
             "following": len(self._followers),
+            "queue_is_full": int(not self._queue_has_room(1)),
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
             "new_token_ratio": self._batches.ratio.value,
@@ -421,6 +449,17 @@ class Scheduler:
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}
         return {**counters, **gauges, **self._compiling.stats(), **self._executor.stats()}
+
+    def measured(self, id: int) -> Stats:
+        """All that is counted and measured, as the answer to the question with this id."""
+        pools, meters = self._pools, self.meters
+        counts: dict[str, Mapping[str, int | float]] = {
+            **meters.counts(),
+            "evicted_tokens": dict(pools.cache.evicted_by),
+            "plugin_faults": {**dict.fromkeys(self.health.plugins, 0), **self.health.faults},
+        }
+        histograms = {**meters.histograms(), **self._compiling.histograms()}
+        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms)
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from rtk.errors import RequestError
 from rtk.grammar.forms import Forms
 from rtk.schedule.messages import (
@@ -28,6 +30,7 @@ from rtk.schedule.messages import (
     Unpin,
 )
 from rtk.schedule.params import shown
+from rtk.schedule.timeline import Timeline
 from rtk.serve.explanation import CacheExplanation, explanation
 from rtk.serve.handling import check_name, is_number, namespace_of, refusal
 from rtk.serve.prompts import PromptEncoder
@@ -71,10 +74,16 @@ class Asking:
         if not self._healthy():
             raise self._ailment()
 
-    async def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters and gauges, and what became of the forms that were asked for."""
+    async def measured(self) -> Stats:
+        """All that the scheduler counts and measures, and what became of the forms that were asked for."""
         answer: Stats = await self._ask(GetStats)
-        return {**answer.values, **self.vitals().process, **({} if self._forms is None else self._forms.stats())}
+        process = self.vitals().process
+        pauses = {} if process is None else process.pauses()
+        return replace(answer, values={**answer.values, **pauses, **(self._forms.stats() if self._forms else {})})
+
+    async def stats(self) -> dict[str, int | float]:
+        """Of that, the counters and gauges."""
+        return (await self.measured()).values
 
     async def flush(self) -> int:
         """Empty the prefix cache; answers the tokens given back. Raises `RequestError` while requests are in flight."""
@@ -102,8 +111,12 @@ class Asking:
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
         check_name(rid, "rid")
+        return request_explanation(await self.timeline(rid))
+
+    async def timeline(self, rid: str) -> Timeline:
+        """What that is made from."""
         answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
-        return request_explanation(answer.timeline)
+        return answer.timeline
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:
         """Keep the request's prompt in the prefix cache, computing it where it is not there.

@@ -7,8 +7,6 @@ the time would stay, so now and then, while the engine is idle, everything is lo
 """
 
 import gc
-import time
-from collections.abc import Mapping
 
 EVERY = 10_000
 """New nodes between two freezes. They bound what a collection has to walk."""
@@ -43,32 +41,3 @@ class Collector:
     def thaw(self) -> None:
         """Give everything back, before the process ends: extension modules complain of what nobody collects there."""
         gc.unfreeze()
-
-
-class Pauses:
-    """Counts this process's collections of garbage, each of which stops all of its threads."""
-
-    def __init__(self) -> None:
-        self._collections = 0
-        self._longest_s = 0.0
-        self._began = 0.0
-
-    def start(self) -> None:
-        """Begin to count."""
-        gc.callbacks.append(self._note)
-
-    def stop(self) -> None:
-        """Count no more. Safe to call twice."""
-        if self._note in gc.callbacks:
-            gc.callbacks.remove(self._note)
-
-    def _note(self, phase: str, _: Mapping[str, int]) -> None:
-        if phase == "start":
-            self._began = time.perf_counter()
-            return
-        self._collections += 1
-        self._longest_s = max(self._longest_s, time.perf_counter() - self._began)
-
-    def report(self) -> dict[str, int | float]:
-        """How many there were, and how long the longest took; from any thread."""
-        return {"gc_collections": self._collections, "gc_longest_pause_s": self._longest_s}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rtk.cache.key import TOKEN_BYTES
+from rtk.observe.logs import about
 from rtk.schedule.messages import Finish, Inbound, NewRequest, Outbound, Output, TokenLogprobs, Verdict
 from rtk.serve.text import CONTEXT_TOKENS, TextAssembler
 
@@ -96,7 +97,7 @@ class Detokenizer:
         try:
             text = assembler.push(message.tokens, finish)
         except Exception:
-            log.exception("the text of request %s cannot be decoded", message.rid)
+            log.exception("the text of request %s cannot be decoded", message.rid, extra=about(message.rid))
             finish = Finish(reason="error", problem="the output could not be turned into text")
         if finish is not None:
             del self._open[message.rid]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rtk.config.load import LoadedConfig
 from rtk.config.models import ServeConfig
 from rtk.errors import ConfigError, RtkError
+from rtk.observe.tracing import Tracing, start_tracing
+from rtk.observe.vitals import gc_watch
 from rtk.serve.collector import Collector
 from rtk.serve.processes.supervisor import Supervisor
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
@@ -26,28 +28,35 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
     The port is taken first: an occupied one is told before a model is loaded.
     """
     config = loaded.config
+    tracing = start_tracing(config.observe.traces)
     with _listen(config.serve) as listener:
         if config.serve.in_process:
             collector = Collector()
-            _serve(start(config, fetching, collector.after_step), listener, collector)
+            _serve(start(config, fetching, collector.after_step), listener, collector, tracing)
             return
         supervisor = Supervisor(config, fetching)
-        _serve(supervisor, listener, Collector())
+        _serve(supervisor, listener, Collector(), tracing)
         if supervisor.lost:
             raise RtkError(f"{supervisor.lost}; restart the server")
 
 
-def _serve(engine: Runtime | Supervisor, listener: socket.socket, collector: Collector) -> None:
+def _serve(
+    engine: Runtime | Supervisor, listener: socket.socket, collector: Collector, tracing: Tracing | None
+) -> None:
+    gc_watch.start()
     collector.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
     try:
-        server = _server(engine, listener)
+        server = _server(engine, listener, tracing)
         if isinstance(engine, Supervisor):
             engine.when_lost(lambda: setattr(server, "should_exit", True))
         server.run(sockets=[listener])
     finally:
         engine.close()
+        gc_watch.stop()
+        if tracing is not None:
+            tracing.close()
         collector.thaw()
 
 
@@ -73,7 +82,7 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _server(runtime: Runtime | Supervisor, listener: socket.socket) -> "Server":
+def _server(runtime: Runtime | Supervisor, listener: socket.socket, tracing: Tracing | None = None) -> "Server":
     from rtk.serve.http.app import create_app
     from rtk.serve.http.endpoints import HttpSettings
     from rtk.serve.http.rights import AdminRights
@@ -95,6 +104,7 @@ def _server(runtime: Runtime | Supervisor, listener: socket.socket) -> "Server":
         settings,
         version=importlib.metadata.version("rtk-inference"),
         config=config.model_dump(mode="json", by_alias=True),
+        tracing=tracing,
     )
     log.info(
         "ready on http://%s:%d as %r", f"[{host}]" if ":" in host else host, port, runtime.manager.facts.served_name

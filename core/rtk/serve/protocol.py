@@ -7,6 +7,7 @@ from typing import Any
 
 from rtk.errors import ModelError, RequestError
 from rtk.grammar.forms import ServedForm
+from rtk.observe.vitals import ProcessReport
 from rtk.schedule.messages import Finish, TokenLogprobs
 from rtk.schedule.params import sampling_params
 
@@ -42,8 +43,10 @@ class Vitals:
     """The plugins that failed, with their `faults`, and what the host used `instead`."""
     observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What observers missed."""
-    process: Mapping[str, int | float] = field(default_factory=dict)
-    """Counters of the process that it runs in: collections of garbage, and the longest of them."""
+    process: ProcessReport | None = None
+    """The process that it runs in."""
+    processes: Mapping[str, ProcessReport] = field(default_factory=dict)
+    """The processes of the server beside the main one, by name."""
     unwell: str = ""
     """What is wrong with a process that does not answer; empty: nothing."""
 

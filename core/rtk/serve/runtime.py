@@ -15,6 +15,7 @@ from rtk.grammar.judges import Judges
 from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
+from rtk.observe.vitals import gc_watch, process_report
 from rtk.plugin.grammar import GrammarBackend
 from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
@@ -22,7 +23,6 @@ from rtk.schedule.messages import Outbound
 from rtk.schedule.reports import Reports
 from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
-from rtk.serve.collector import Pauses
 from rtk.serve.computing import Computing
 from rtk.serve.detokenizer import Detokenizer
 from rtk.serve.protocol import ModelFacts, Vitals, sampling_defaults
@@ -98,7 +98,7 @@ class EngineCore:
         )
         """What clients may know."""
         self._feeds = feeds
-        self._pauses = Pauses()
+        self._watches = False
         reports = feeds if len(feeds) else None
         grammars = start_grammars(config, computing, tokenizer, lambda: self.thread.wake())
         self.grammar_backends = None if grammars is None else grammars.backends
@@ -109,18 +109,21 @@ class EngineCore:
     @property
     def vitals(self) -> Vitals:
         """How it is; from any thread."""
-        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report(), process=self._pauses.report())
+        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report(), process=process_report())
 
     def start(self) -> None:
         """Begin to serve. Called once."""
-        self._pauses.start()
+        gc_watch.start()
+        self._watches = True
         self.thread.start()
 
     def close(self) -> None:
         """Stop; requests that still run end with an error. Safe to call twice."""
         self.thread.stop()
         self._feeds.close()
-        self._pauses.stop()
+        if self._watches:
+            gc_watch.stop()
+        self._watches = False
 
 
 class Runtime:

@@ -31,7 +31,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class Tokenizer:
-    """Safe to use from several threads. `encode` lets other threads run, however long the text."""
+    """Safe to use from several threads. `encode` and `read` let other threads run, however long the text."""
 
     def __init__(
         self,
@@ -106,8 +106,9 @@ class Tokenizer:
 
     def read(self, ids: Sequence[int]) -> str:
         """Text of the tokens, special ones by name."""
-        text: str = self._backend.decode(ids, skip_special_tokens=False)
-        return text
+        # The batch call releases the interpreter lock, the single one does not.
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
 
     def writes(self, text: str) -> bool:
         """Whether there is a token of just this text, which is not silent."""
@@ -188,7 +189,14 @@ class Tokenizer:
                 field="messages",
                 code="no_chat_template",
             )
-        variables = {**self.named, **options, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        there = {"tools": None, "documents": None}  # as transformers has them, for templates that ask if they are none
+        variables = {
+            **self.named,
+            **there,
+            **options,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             return self._compiled(template).render(variables)
         except jinja2.TemplateError as error:

@@ -18,6 +18,7 @@ from rtk.cache.key import TOKEN_BYTES
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, Forms, ServedForm
 from rtk.grammar.verify import verified
+from rtk.observe.visit import current
 from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Verdict
 from rtk.schedule.params import SamplingParams, answers_wanted, check_prompt_logprobs, sampling_params, shown
 from rtk.serve.answers import answer_rid, further_answer
@@ -95,6 +96,8 @@ class TokenizerManager(Asking):
         self._draining = False
         self._names: dict[str, list[_Entry]] = {}
         """By client id; that of a batch names all of its requests."""
+        self.early_aborts = 0
+        """Requests that were aborted before they were sent."""
         check_defaults(facts)
 
     @property
@@ -105,6 +108,11 @@ class TokenizerManager(Asking):
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
         self._draining = True
+
+    def check_open(self) -> None:
+        """Raises `RequestError` where no more requests are taken."""
+        if self._draining:
+            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -140,9 +148,10 @@ class TokenizerManager(Asking):
         (`contextlib.aclosing`), or cancel the task that iterates.
         """
         self._check_running()
-        if self._draining:
-            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
+        self.check_open()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
+        visit = current()
+        visit.serves(entry.rid for entry in entries)
         try:
             prepared: list[NewRequest] = []
             for entry in entries:
@@ -159,6 +168,7 @@ class TokenizerManager(Asking):
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
+                visit.saw(item)
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
@@ -220,6 +230,7 @@ class TokenizerManager(Asking):
 
     def _start(self, entry: _Entry, new: NewRequest) -> None:
         if entry.aborted:
+            self.early_aborts += 1
             self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
@@ -281,6 +292,18 @@ class TokenizerManager(Asking):
     def _params(self, request: GenerateRequest) -> SamplingParams:
         given = {**self.facts.default_sampling, **request.sampling}
         return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
+
+    # --- tokens -------------------------------------------------------------------------------------------------
+
+    async def tokenize(
+        self, prompt: str | Chat, *, name: str = "prompt", add_special_tokens: bool | None = None
+    ) -> Sequence[int]:
+        """Token ids of a text or a chat; None: with special tokens around it where an answer's prompt has them."""
+        return await self._prompts.ids(prompt, name=name, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, tokens: Sequence[int], *, name: str = "tokens") -> str:
+        """The text of token ids, special ones by name."""
+        return await self._prompts.text(tokens, name=name)
 
     # --- answers ------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from rtk_grammar.strings import after, writable
 
 MOST_STATES = 400
 """Characters of all triggers together."""
-KEYS = frozenset({"triggers", "openers", "tags", "run", "once"})
+KEYS = frozenset({"triggers", "openers", "otherwise", "tags", "run", "once"})
 RUN = ("begin", "between", "end")
 WHITE = " \t\r\n"
 GOES_ON = frozenset("0123456789.eE+-")
@@ -44,6 +44,8 @@ class _Spec(NamedTuple):
     run: tuple[str, str, str] | None
     """What comes before, between and after tags that follow each other."""
     once: bool
+    otherwise: Schema
+    """None: there is no other answer."""
 
 
 def write(text: str, whitespace: int, reasons: Reasons, by_rules: bool) -> Rules:
@@ -61,8 +63,12 @@ def write(text: str, whitespace: int, reasons: Reasons, by_rules: bool) -> Rules
             reasons.refuse("an end that a number before it could go on with", pointer(at, "end"))
         values.append(value)
     if not spec.triggers:
-        run = _run(spec, values, "")
-        rules["root"] = alt(run, token(_not_beginning(spec.openers))) if spec.openers else run
+        options = [_run(spec, values, "")]
+        if spec.openers:
+            options.append(token(_not_beginning(spec.openers)))
+        if spec.otherwise is not None:
+            options.append(Writer(reasons, whitespace, rules).write(spec.otherwise, pointer("#", "otherwise")))
+        rules["root"] = alt(*options)
         return rules
     free, tagged = _Free(spec.triggers), {trigger: _run(spec, values, trigger) for trigger in spec.triggers}
     if by_rules:
@@ -111,8 +117,8 @@ def _read(spec: Schema) -> _Spec:
         raise RefusedError("no object of tags, and what says how they stand in a text")
     triggers, openers = (_texts(spec, key) for key in ("triggers", "openers"))
     tags, run, once = spec["tags"], spec.get("run"), spec.get("once", False)
-    if triggers and openers:
-        raise RefusedError("triggers and openers")
+    if sum(key in spec for key in ("triggers", "openers", "otherwise")) > 1:
+        raise RefusedError("several of triggers, openers and otherwise")
     if not isinstance(tags, list) or not tags:
         raise RefusedError("tags that is no array of tags, of one at least")
     if not isinstance(once, bool):
@@ -129,7 +135,7 @@ def _read(spec: Schema) -> _Spec:
             raise RefusedError(f"begin or end of tag {i} is no text")
         found.append((tag["begin"], tag["schema"], tag["end"]))
     _check_begins([begin for begin, _, _ in found], triggers, openers, run[0] if run else "")
-    return _Spec(found, triggers, openers, run, once)
+    return _Spec(found, triggers, openers, run, once, spec.get("otherwise"))
 
 
 def _texts(spec: Schema, key: str) -> list[str]:

@@ -41,18 +41,13 @@ def check_texts(value: Any, place: str) -> None:
             left += ((inner, f"{where}[{i}]") for i, inner in enumerate(one))
 
 
-def legacy(what: str, instead: str, field: str | None = None) -> RequestError:
-    """The refusal of what OpenAI itself has replaced."""
-    return RequestError(f'"{what}" is not supported; send "{instead}"', field=field or what, code="not_supported")
-
-
 def _message(message: Any, place: str, called: dict[str, str], ignored: Ignored) -> dict[str, Any]:
     """`called`: the names of the tools that were called so far, by the ids of the calls."""
     if not isinstance(message, dict):
         raise must_be('an object with "role" and "content"', place, message)
     for name, value in message.items():
         if name in _INSTEAD and value is not None:
-            raise legacy(f"{place}.{name}", _INSTEAD[name])
+            raise not_supported(f"{place}.{name}", instead=_INSTEAD[name])
         if name in _LATER and value not in (None, []):
             raise not_supported(f"{place}.{name}")
         if name not in _READ and name not in _LATER and name not in _INSTEAD:
@@ -117,7 +112,7 @@ def _arguments(value: Any, place: str) -> dict[str, Any]:
 
 def _role(role: Any, place: str) -> str:
     if isinstance(role, str) and role in _INSTEAD:
-        raise legacy(f"role {role}", f"role {_INSTEAD[role]}", place)
+        raise not_supported(f"role {role}", place, instead=f"role {_INSTEAD[role]}")
     if not isinstance(role, str) or role not in ROLES:
         raise must_be(f"one of {', '.join(ROLES)}", place, role)
     return ROLES[role]

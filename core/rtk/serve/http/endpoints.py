@@ -7,7 +7,8 @@ from typing import Any
 from starlette.requests import Request
 
 from rtk.errors import RequestError
-from rtk.serve.http.body import must_be, read_object
+from rtk.schedule.params import shown
+from rtk.serve.http.body import must_be, read_object, typed
 from rtk.serve.http.fields import Ignored, Scope, read_fields
 from rtk.serve.http.rights import AdminRights
 from rtk.serve.http.sampling_fields import Asked
@@ -45,6 +46,18 @@ class Endpoints:
         body = await read_object(request, self.settings.max_body_bytes)
         ignored = Ignored(strict=self.settings.strict_fields)
         return read_fields(body, scope, ignored), ignored
+
+    def check_model(self, values: Mapping[str, Any]) -> None:
+        """Raises `RequestError` for another model than the served one."""
+        served = self.manager.facts.served_name
+        name = typed(values, "model", str, served)
+        if name != served:
+            raise RequestError(
+                f"model {shown(name)} does not exist; this server has {served!r}",
+                field="model",
+                code="model_not_found",
+                status=404,
+            )
 
     def handling(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
         """What a body says of how its prompts are to be handled, as fields of `GenerateRequest`, not validated yet."""

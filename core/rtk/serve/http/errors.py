@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
+from rtk.observe.visit import current
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,17 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 def error_response(error: RequestError) -> Response:
     """The whole answer for an error that comes before the status line."""
+    current().code = error.code
     return json_response(error_body(error), status=error.status, headers=_HEADERS.get(error.status))
 
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """`content` as JSON."""
-    return Response(_encoded(content), status, headers, media_type="application/json")
+    return Response(encoded(content), status, headers, media_type="application/json")
 
 
-def _encoded(content: Any) -> bytes:
+def encoded(content: Any) -> bytes:
+    """`content` as JSON in bytes."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:  # the name of a folder may be no text; JSON escapes what UTF-8 cannot hold
@@ -77,5 +80,6 @@ async def route_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this class"
     known = {404: ("unknown_path", "unknown path"), 405: ("method_not_allowed", "method not allowed")}
     code, what = known.get(error.status_code, ("invalid_request", str(error.detail)))
+    current().code = code
     refusal = RequestError(f"{what}: {request.method} {request.url.path}", code=code, status=error.status_code)
     return json_response(error_body(refusal), status=error.status_code, headers=dict(error.headers or {}))

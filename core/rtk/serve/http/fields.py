@@ -7,6 +7,7 @@ import difflib
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
@@ -29,12 +30,16 @@ class Scope(enum.Flag):
     EXPLAIN = enum.auto()
     PIN = enum.auto()
     UNPIN = enum.auto()
+    RESPONSES = enum.auto()
+    TOKENIZE = enum.auto()
+    DETOKENIZE = enum.auto()
 
 
 OPENAI = Scope.COMPLETIONS | Scope.CHAT
-GENERATING = OPENAI | Scope.GENERATE
+GENERATING = OPENAI | Scope.RESPONSES | Scope.GENERATE
 KEEPING = Scope.EXPLAIN | Scope.PIN
-PROMPTED = GENERATING | Scope.SAMPLING | KEEPING
+TOKENS = Scope.TOKENIZE | Scope.DETOKENIZE
+PROMPTED = GENERATING | Scope.SAMPLING | KEEPING | Scope.TOKENIZE
 """Wherever a prompt goes: what generating refuses is refused with the same prompt elsewhere."""
 
 
@@ -61,12 +66,18 @@ class Field:
     """For `LATER`: what a client can do."""
 
 
+def _name(field: Field) -> str:
+    return field.name
+
+
 def _read(scope: Scope, *names: str) -> Iterable[Field]:
     return (Field(name, scope, Kind.READ) for name in names)
 
 
-def _later(*names: str, neutral: tuple[Any, ...] = (), instead: str = "leave it out") -> Iterable[Field]:
-    return (Field(name, PROMPTED, Kind.LATER, neutral, instead) for name in names)
+def _later(
+    *names: str, neutral: tuple[Any, ...] = (), instead: str = "leave it out", scope: Scope = PROMPTED
+) -> Iterable[Field]:
+    return (Field(name, scope, Kind.LATER, neutral, instead) for name in names)
 
 
 _NO_BEAMS = "there is no beam search; n samples several answers"
@@ -91,19 +102,23 @@ FORM_NAMES = (
 """What an answer must look like, see `rtk.serve.http.forms`."""
 
 FIELDS: tuple[Field, ...] = (
-    *_read(OPENAI, "model", "user", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
+    *_read(OPENAI | Scope.RESPONSES | TOKENS, "model"),
+    *_read(OPENAI | Scope.RESPONSES, "user"),
+    *_read(OPENAI, "stream_options", "max_tokens", "max_completion_tokens", "min_tokens"),
     *_read(GENERATING, "stream", "priority", "routing_key", "deadline_ms"),
     *_read(GENERATING | KEEPING, "cache_salt", "extra_key"),
     *_read(GENERATING | Scope.ABORT, "rid"),
-    *_read(OPENAI | Scope.SAMPLING, *SAMPLING_NAMES, "best_of", "no_stop_trim"),
+    *_read(OPENAI | Scope.RESPONSES | Scope.SAMPLING, *SAMPLING_NAMES),
+    *_read(OPENAI | Scope.SAMPLING, "best_of", "no_stop_trim"),
     *_read(OPENAI, "logprobs", "prompt_logprobs", "echo"),
-    *_read(Scope.COMPLETIONS, "prompt"),
+    *_read(Scope.COMPLETIONS | Scope.TOKENIZE, "prompt"),
     *_read(Scope.CHAT, "top_logprobs"),
-    *_read(Scope.CHAT | KEEPING, "messages", "chat_template_kwargs"),
-    *_read(Scope.CHAT | KEEPING, "add_generation_prompt", "continue_final_message"),
-    *_read(Scope.CHAT | KEEPING, "tools"),
+    *_read(Scope.CHAT | KEEPING | Scope.TOKENIZE, "messages", "add_generation_prompt", "continue_final_message"),
+    *_read(Scope.CHAT | Scope.RESPONSES | KEEPING | Scope.TOKENIZE, "chat_template_kwargs"),
+    *_read(Scope.CHAT | KEEPING | Scope.TOKENIZE, "tools"),
     *_read(Scope.CHAT, "tool_choice", "parallel_tool_calls", "separate_reasoning"),
-    *_read(Scope.GENERATE | KEEPING, "text", "input_ids"),
+    *_read(Scope.GENERATE | KEEPING | Scope.RESPONSES, "text"),
+    *_read(Scope.GENERATE | KEEPING, "input_ids"),
     *_read(Scope.GENERATE, "sampling_params", "return_ids"),
     *_read(Scope.GENERATE, "return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs"),
     *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
@@ -111,6 +126,9 @@ FIELDS: tuple[Field, ...] = (
     *_read(Scope.EXPLAIN, "namespaces"),
     *_read(Scope.PIN | Scope.UNPIN, "name"),
     *_read(Scope.PIN, "ttl_s"),
+    *_read(Scope.RESPONSES, "input", "instructions", "max_output_tokens", "include"),
+    *_read(Scope.TOKENIZE, "add_special_tokens", "return_token_strs"),
+    *_read(Scope.DETOKENIZE, "tokens"),
     # choices
     *_later("use_beam_search", neutral=(False,), instead=_NO_BEAMS),
     *_later("num_beams", neutral=(1,), instead=_NO_BEAMS),
@@ -128,8 +146,8 @@ FIELDS: tuple[Field, ...] = (
     *_later("token_ids_logprob", neutral=([],), instead="top_logprobs_num tells the most probable tokens"),
     # structured output and tools
     *_later("guided_decoding_backend", "guided_whitespace_pattern"),
-    *_later("functions", neutral=([],)),
-    *_later("function_call", neutral=("none", "auto")),
+    *_later("functions", neutral=([],), instead="send tools"),
+    *_later("function_call", neutral=("none", "auto"), instead="send tool_choice"),
     # text
     *_later("spaces_between_special_tokens", neutral=(True,)),
     *_later("truncate_prompt_tokens", instead="shorten the prompt yourself"),
@@ -143,10 +161,21 @@ FIELDS: tuple[Field, ...] = (
     *_later("input_embeds", "prompt_embeds", instead="prompts are texts, token ids or messages"),
     *_later("image_data", "video_data", "audio_data", "audio", instead="prompts and answers are texts"),
     *_later("modalities", neutral=(["text"],), instead="answers are texts"),
+    # OpenAI's responses: nothing is stored, and nothing runs without its client
+    *_later("previous_response_id", "conversation", "prompt", "max_tool_calls", scope=Scope.RESPONSES),
+    *_later("background", neutral=(False,), scope=Scope.RESPONSES),
+    *_later("truncation", neutral=("disabled",), scope=Scope.RESPONSES),
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )
 
-_TABLE = {field.name: field for field in FIELDS}
+
+def field_of(name: str, scope: Scope) -> Field | None:
+    """What becomes of a field where it stands; None: it is none of those that are known there."""
+    return next((field for field in _TABLE.get(name, ()) if field.scope & scope), None)
+
+
+_TABLE = {name: tuple(group) for name, group in groupby(sorted(FIELDS, key=_name), _name)}
+"""A name may mean one thing in one place, and another elsewhere; of two rows for one place the first counts."""
 
 
 class Ignored:
@@ -186,8 +215,8 @@ def read_fields(body: Mapping[str, Any], scope: Scope, ignored: Ignored, *, pref
     """
     values = {}
     for name, value in body.items():
-        field = _TABLE.get(name)
-        if field is None or not field.scope & scope:
+        field = field_of(name, scope)
+        if field is None:
             ignored.unknown(prefix, name, (field.name for field in FIELDS if field.scope & scope))
         elif field.kind is Kind.IGNORED:
             ignored.note(prefix + name)

@@ -7,7 +7,7 @@ batch of prompts. Choices are numbered through: `n` of the first prompt, then th
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rtk.errors import RequestError
-from rtk.grammar.forms import AskedForm, ServedForm
-from rtk.schedule.params import shown
+from rtk.grammar.forms import ServedForm
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat_prompt import read_chat
 from rtk.serve.http.echo import Echo, echoed
@@ -69,7 +68,7 @@ class OpenAI(Endpoints):
         tools = read_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
         chat = replace(chat, options={**chat.options, **tools.options})
         shape = ChatShape(tools, separate=typed(values, "separate_reasoning", bool, True))
-        return await self._answer(request, values, ignored, {"messages": chat}, asked, shape, tools.form)
+        return await self._answer(request, values, ignored, {"messages": chat}, asked, shape)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -77,7 +76,7 @@ class OpenAI(Endpoints):
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        self._check_model(request.path_params["model"])
+        self.check_model({"model": request.path_params["model"]})
         return json_response(self._model())
 
     def _model(self) -> dict[str, Any]:
@@ -91,16 +90,6 @@ class OpenAI(Endpoints):
         }
 
     # --- reading ------------------------------------------------------------------------------------------------
-
-    def _check_model(self, name: str) -> None:
-        served = self.manager.facts.served_name
-        if name != served:
-            raise RequestError(
-                f"model {shown(name)} does not exist; this server has {served!r}",
-                field="model",
-                code="model_not_found",
-                status=404,
-            )
 
     def _prompts(self, values: Mapping[str, Any]) -> dict[str, str | list[int]]:
         """Each prompt by what the client calls it."""
@@ -138,17 +127,15 @@ class OpenAI(Endpoints):
         prompts: Prompts,
         asked: Asked,
         shape: Shape,
-        with_tools: Callable[[AskedForm | None], AskedForm | None] = lambda form: form,
     ) -> Response:
-        """`with_tools`: what an answer must look like, given what the fields say of that."""
-        self._check_model(typed(values, "model", str, self.manager.facts.served_name))
+        self.check_model(values)
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
         self.check_answers(len(prompts), asked)
         handling = self.handling(values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
-        form = with_tools(read_form(values, ignored))
+        form = shape.form(read_form(values, ignored))
         served = None if form is None else await self.manager.form(form)
         handling |= {"sampling": asked.sampling, "names": asked.names, "form": served}
         job = _Job(

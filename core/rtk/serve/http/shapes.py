@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from rtk.grammar.forms import AskedForm
 from rtk.serve.http.logprobs import Placed, TokenWriter
 from rtk.serve.http.tally import Part
 from rtk.serve.http.tools import AskedTools
@@ -22,6 +23,9 @@ class Shape(Protocol):
     """The `object` of an answer, and of a chunk of a stream."""
     one_prompt: bool
     """What is told of the prompt stands in the answer, not in each choice."""
+
+    def form(self, asked: AskedForm | None) -> AskedForm | None:
+        """What an answer must look like, given what the request says of that. Asked before there is one."""
 
     def opening(self, size: int) -> Sequence[Choice]:
         """What chunks before the first text say, one choice each."""
@@ -45,6 +49,10 @@ class CompletionShape:
     prefix = "cmpl-"
     answer = chunk = "text_completion"
     one_prompt = False
+
+    def form(self, asked: AskedForm | None) -> AskedForm | None:
+        """Just that."""
+        return asked
 
     def opening(self, size: int) -> Sequence[Choice]:
         """Nothing."""
@@ -79,10 +87,17 @@ class ChatShape:
         """`separate`: thoughts are no content."""
         self._tools = tools
         self._separate = separate
+        self._either = False
+        """An answer has the form that was asked for, or is calls."""
         self._readers: dict[int, Reader | None] = {}
         """Of the answers of a stream."""
         self._said = Said("", [])
         """What the delta says that was asked about last."""
+
+    def form(self, asked: AskedForm | None) -> AskedForm | None:
+        """That, or calls of tools."""
+        self._either = asked is not None
+        return self._tools.form(asked)
 
     def opening(self, size: int) -> Sequence[Choice]:
         """Who speaks."""
@@ -92,7 +107,7 @@ class ChatShape:
     def says(self, delta: Delta) -> bool:
         """Whether there is a thought, some of the answer or of a call; marks are none of them."""
         if delta.index not in self._readers:
-            self._readers[delta.index] = self._tools.reader()
+            self._readers[delta.index] = self._tools.reader(either=self._either)
         self._said = self._read(self._readers[delta.index], delta)
         return bool(self._thought(delta) or self._said.content or self._said.calls)
 
@@ -109,7 +124,7 @@ class ChatShape:
 
     def whole(self, index: int, part: Part) -> Choice:
         """The message."""
-        reader, thought = self._tools.reader(), self._thought(part)
+        reader, thought = self._tools.reader(either=self._either), self._thought(part)
         said = self._read(reader, part)
         message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
         if thought:

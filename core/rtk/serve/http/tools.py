@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rtk.errors import RequestError
-from rtk.grammar.forms import AskedForm
+from rtk.grammar.calls import KIND
+from rtk.grammar.forms import AskedForm, check_options
 from rtk.schedule.params import shown
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat import check_texts
@@ -25,6 +26,8 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 _CHOICES = 'one of none, auto, required, {"type": "function", …}, {"type": "allowed_tools", …}'
 
 Mode = Literal["none", "auto", "required"]
+Beside = Literal["calls", "text", "schema"]
+"""What an answer may be beside calls: nothing else, any text, a text of a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +43,41 @@ class AskedTools:
     mode: Mode = "none"
     most: int | None = None
     """Calls of one answer; None: any number."""
+    whitespace: int | None = None
+    verify: bool | None = None
+    """Those of `AskedForm`."""
 
     @property
     def options(self) -> dict[str, Any]:
         """For the chat template."""
         return {"tools": list(self.shown)} if self.shown else {}
 
-    def reader(self) -> Reader | None:
-        """What reads one answer; None where there can be no calls in it."""
-        return None if self.format is None else Reader(self.format, self.tools, self.most)
+    def reader(self, *, either: bool = False) -> Reader | None:
+        """What reads one answer; None where there can be no calls in it. `either`: see `form`."""
+        return None if self.format is None else Reader(self.format, self.tools, self.most, either=either)
 
     def form(self, other: AskedForm | None) -> AskedForm | None:
-        """What the answer must look like, given what else is asked for. Raises `RequestError` where both cannot be."""
+        """What the answer must look like, given what else is asked for. Raises `RequestError` where both cannot be.
+
+        Where it may be calls, and a schema is asked for, it is either calls or a text of the schema.
+        """
         if self.format is None:
             return other
-        if other is not None:
-            raise RequestError(
-                f"{other.called}: an answer cannot have a form where it may be a call of a tool; "
-                'send "tool_choice": "none", or leave one of them out',
-                field=other.called,
-                code="tools_and_form",
-            )
         forced = self.mode == "required"
-        if not forced and not any(tool.strict for tool in self.tools):
+        if other is None and not forced and not any(tool.strict for tool in self.tools):
             return None
-        return AskedForm(kind="tool_calls", value=_written(self.format, self.tools, self.most, forced), field="tools")
+        beside: Beside = "calls" if forced else "text" if other is None else "schema"
+        value = _written(self.format, self.tools, self.most, beside)
+        if other is not None and not forced:
+            if other.kind != "json_schema" or not self.format.layout.trigger:
+                raise RequestError(
+                    f"{other.called}: where an answer may be calls of tools, it can have no other form than a JSON "
+                    'Schema, and that only in formats with marks; leave one of them out, or send "tool_choice": "none"',
+                    field=other.called,
+                    code="tools_and_form",
+                )
+            value["otherwise"] = other.value
+        return AskedForm(kind=KIND, value=value, field="tools", whitespace=self.whitespace, verify=self.verify)
 
 
 def read_tools(values: Mapping[str, Any], ignored: Ignored, tokenizer: Tokenizer, parser: str) -> AskedTools:
@@ -84,7 +97,7 @@ def read_tools(values: Mapping[str, Any], ignored: Ignored, tokenizer: Tokenizer
             field="tools",
             code="tools_not_supported",
         )
-    return AskedTools(shown_tools, found, tools, mode, most)
+    return AskedTools(shown_tools, found, tools, mode, most, *check_options(values))
 
 
 def template_tools(values: Mapping[str, Any], ignored: Ignored, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -104,7 +117,8 @@ def read_list(values: Mapping[str, Any], ignored: Ignored) -> tuple[tuple[dict[s
     places: dict[str, str] = {}
     for _, tool in read:
         if tool.name in places:
-            raise RequestError(f"{tool.place}.name = {shown(tool.name)}: {places[tool.name]} has it", field=tool.place)
+            problem = f"{tool.place}.name = {shown(tool.name)}: {places[tool.name]} has this name"
+            raise RequestError(problem, field=f"{tool.place}.name")
         places[tool.name] = tool.place
     return tuple(one for one, _ in read), tuple(tool for _, tool in read)
 
@@ -133,7 +147,9 @@ def _tool(tool: Any, place: str, ignored: Ignored) -> tuple[dict[str, Any], Tool
     strict = typed(function, "strict", bool, False, prefix=f"{place}.")
     check_texts(function, place)
     told = {key: value for key, value in function.items() if key in ("name", "description", "parameters")}
-    return {"type": "function", "function": told}, Tool(name, parameters or _NO_ARGUMENTS, strict, place)
+    return {"type": "function", "function": told}, Tool(
+        name, _NO_ARGUMENTS if parameters is None else parameters, strict, place
+    )
 
 
 def _choice(choice: Any, tools: tuple[Tool, ...]) -> tuple[Mode, tuple[Tool, ...]]:
@@ -189,9 +205,9 @@ def _check_template(tokenizer: Tokenizer) -> None:
         )
 
 
-def _written(format: Format, tools: tuple[Tool, ...], most: int | None, forced: bool) -> dict[str, Any]:
-    """Calls in this format as `rtk.grammar.calls` reads them; an answer is calls, if `forced`, or may have some."""
-    layout = format.layout
+def _written(form: Format, tools: tuple[Tool, ...], most: int | None, beside: Beside) -> dict[str, Any]:
+    """Calls in this format as `rtk.grammar.calls` reads them, and what else an answer may be."""
+    layout = form.layout
     value: dict[str, Any] = {
         "tags": [
             {
@@ -206,10 +222,10 @@ def _written(format: Format, tools: tuple[Tool, ...], most: int | None, forced: 
     }
     if most == 1:
         value["once"] = True
-    if forced or layout.begin or not layout.trigger:  # else each call has a trigger of its own
+    if beside != "text" or layout.begin or not layout.trigger:  # else each call has a trigger of its own
         value["run"] = {"begin": layout.begin, "between": layout.between, "end": layout.end}
-    if not forced and layout.trigger:
+    if beside == "text" and layout.trigger:
         value["triggers"] = [layout.trigger]
-    elif not forced:
+    elif beside == "text":
         value["openers"] = list(layout.openers)
     return value

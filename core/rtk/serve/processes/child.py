@@ -1,7 +1,6 @@
 """A child process's end: it tells the main process how it is, and ends when that does."""
 
 import contextlib
-import logging
 import os
 import pickle
 import queue
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from rtk.errors import RtkError
 from rtk.grammar.process import GONE, Unbuffered, die_with
+from rtk.observe.logs import LogSetup, use
+from rtk.observe.vitals import gc_watch, process_report
 from rtk.observe.wire import receive, send
 from rtk.serve.processes.control import (
     Begin,
@@ -29,16 +30,6 @@ from rtk.serve.processes.wire import Place, remove
 from rtk.serve.protocol import Vitals
 
 
-class LogSetup(NamedTuple):
-    """How the main process writes its log, which a child does likewise."""
-
-    level: int
-    """Of everybody."""
-    own_level: int
-    """Of rtk."""
-    formatter: logging.Formatter | None
-
-
 class Setup(NamedTuple):
     """What a child is told once."""
 
@@ -48,6 +39,7 @@ class Setup(NamedTuple):
     socket: str
     """The name of the child's own."""
     log: LogSetup
+    """Its log is written like that of the main process."""
 
 
 class Child:
@@ -62,7 +54,7 @@ class Child:
         os.close(null)
         self._saying = threading.Lock()
         self._orders: queue.SimpleQueue[Begin | Stop | None] = queue.SimpleQueue()
-        self.vitals: Callable[[], Vitals] = Vitals
+        self.vitals: Callable[[], Vitals] = lambda: Vitals(process=process_report())
         """Asked at each ping, from another thread."""
         hello = receive(self._source)
         if hello is None:
@@ -112,7 +104,8 @@ def run(work: Callable[[Child], int], *, die_by: int = signal.SIGKILL) -> NoRetu
     ):  # for the main process to take
         signal.signal(number, lambda *_: None)
     child, status = Child(), 1
-    _log(child.setup.log)
+    use(child.setup.log)
+    gc_watch.start()
     try:
         status = work(child)
     except (RtkError, ModuleNotFoundError) as error:
@@ -124,10 +117,3 @@ def run(work: Callable[[Child], int], *, die_by: int = signal.SIGKILL) -> NoRetu
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(status)  # nothing is left to do, and taking everything apart takes seconds
-
-
-def _log(setup: LogSetup) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(setup.formatter)
-    logging.basicConfig(handlers=[handler], level=setup.level)
-    logging.getLogger("rtk").setLevel(setup.own_level)

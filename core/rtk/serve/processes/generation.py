@@ -1,7 +1,6 @@
 """The main process's end of a scheduler and a detokenizer that were started together, and end together."""
 
 import contextlib
-import logging
 import os
 import pickle
 import queue
@@ -18,10 +17,11 @@ import zmq
 from rtk.config.models import Config
 from rtk.errors import RtkError
 from rtk.grammar.child import ONE_THREAD, how
+from rtk.observe import logs
 from rtk.observe.wire import HEADER, receive
 from rtk.schedule.messages import Inbound
 from rtk.serve.detokenizer import Texts
-from rtk.serve.processes.child import LogSetup, Setup
+from rtk.serve.processes.child import Setup
 from rtk.serve.processes.control import (
     Begin,
     Bound,
@@ -183,7 +183,7 @@ class Generation:
         del values["serve"]  # it is for the main process, and has the keys of the server in it
 
         def setup(name: str, values: dict[str, object]) -> Setup:
-            return Setup(values, place, f"{name}{number}", _log_setup())
+            return Setup(values, place, f"{name}{number}", logs.setup_of(name))
 
         self._inbox = threading.Thread(target=self._receive, name="rtk-inbox", daemon=True)
         self.scheduler = Process(SCHEDULER, setup(SCHEDULER, values), ended)
@@ -260,10 +260,3 @@ class Generation:
             messages = TO_MAIN.decode(self._source.recv())
             ended = isinstance(messages[-1], End)
             self._deliver([message for message in messages if not isinstance(message, End)])
-
-
-def _log_setup() -> LogSetup:
-    """As the log of this process is written."""
-    root = logging.getLogger()
-    formatter = next((handler.formatter for handler in root.handlers if handler.formatter), None)
-    return LogSetup(root.level, logging.getLogger("rtk").level, formatter)

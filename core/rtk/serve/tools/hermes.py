@@ -11,19 +11,24 @@ class Hermes(Machine):
 
     def read(self) -> Steps[None]:
         yield
-        marks = [BEGIN]
-        while mark := (yield from self.until(*marks)):
-            marks = [BEGIN]
-            if mark == END:
-                continue
+        mark = yield from self.until(BEGIN)
+        while mark:
             raw = [mark]
             yield from self.space(raw.append)
             outcome = yield from self.body(raw)
+            self.text("".join(raw))
             if outcome is Outcome.BROKEN:
                 yield from self.until(END, take=self.arguments)
-            elif outcome is Outcome.CALL:
-                marks.append(END)
-            self.text("".join(raw))
+            mark = yield from self._closed() if outcome is Outcome.CALL else self.until(BEGIN)
+
+    def _closed(self) -> Steps[str]:
+        """What follows a call, up to the next. The second mark is no content, nor is what an answer ends with of it."""
+        yield from self.space(lambda char: None)
+        begun: list[str] = []
+        if (yield from self.literal(END, begun.append)) or not self.char:
+            return (yield from self.until(BEGIN))
+        mark = yield from self.until(BEGIN, END, held="".join(begun))
+        return mark if mark != END else (yield from self.until(BEGIN))
 
     def body(self, raw: list[str]) -> Steps[Outcome]:
         """What is between the marks."""

@@ -37,6 +37,11 @@ class Layout:
     openers: tuple[str, ...] = ()
     """Without a trigger: where an answer begins with one of these, it is calls."""
 
+    @property
+    def start(self) -> str:
+        """What an answer of calls begins with, where a grammar has them written."""
+        return (self.begin + self.head).partition("NAME")[0]
+
     def head_of(self, name: str) -> str:
         """What comes before the arguments of a call of this tool."""
         return self.head.replace("NAME", name)

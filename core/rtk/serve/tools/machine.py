@@ -120,22 +120,23 @@ class Machine(ABC):
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def until(self, *marks: str, take: Take | None = None) -> Steps[str]:
+    def until(self, *marks: str, take: Take | None = None, held: str = "") -> Steps[str]:
         """What comes before one of these marks; content, if nobody is to `take` it. Answers the mark, empty at the end.
 
-        No mark may begin with another.
+        No mark may begin with another. `held`: what was read of it before.
         """
-        take, held = take or self.text, ""
-        while held not in marks:
+        take = take or self.text
+        while True:
+            while held and not any(mark.startswith(held) for mark in marks):
+                take(held[0])
+                held = held[1:]
+            if held in marks:
+                return held
             if not self.char:
                 take(held)
                 return ""
             held += self.char
             yield
-            while held and not any(mark.startswith(held) for mark in marks):
-                take(held[0])
-                held = held[1:]
-        return held
 
     def rest(self, take: Take | None = None) -> Steps[None]:
         """All that is left, which is content, if nobody is to `take` it."""
@@ -324,6 +325,14 @@ class Machine(ABC):
     def _flush(self, raw: list[str]) -> None:
         self.text("".join(raw))
         raw.clear()
+
+
+class Plain(Machine):
+    """All of it is content."""
+
+    def read(self) -> Steps[None]:
+        yield
+        yield from self.rest()
 
 
 @dataclass(slots=True)

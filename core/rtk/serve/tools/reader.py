@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rtk.serve.tools.layout import Format
-from rtk.serve.tools.machine import Arguments, Call, Text, Tool
+from rtk.serve.tools.machine import Arguments, Call, Machine, Plain, Text, Tool
 
 
 @dataclass(slots=True)
@@ -31,9 +31,14 @@ class Said:
 class Reader:
     """Reads one answer, as it comes. White space around calls belongs to nobody."""
 
-    def __init__(self, format: Format, tools: Collection[Tool], most: int | None = None) -> None:
-        """`most`: calls; None: any number."""
-        self._machine = format.machine(tools, most)
+    def __init__(
+        self, format: Format, tools: Collection[Tool], most: int | None = None, *, either: bool = False
+    ) -> None:
+        """`most`: calls; None: any number. `either`: an answer is calls as a grammar has them written, or has none."""
+        self._machine: Machine = format.machine(tools, most)
+        self._start = format.layout.start if either else ""
+        """What it begins with, if it is calls; empty once that is known."""
+        self._begun = ""
         self._new_id: Callable[[], str] = format.new_id
         self._space: list[str] = []
         """White space that was not said yet: a call may follow."""
@@ -44,6 +49,12 @@ class Reader:
 
     def push(self, text: str, *, last: bool = False) -> Said:
         """What the next part of the text says, the `last` one or not."""
+        if self._start:
+            text = self._begun = self._begun + text
+            if self._start.startswith(text) and text != self._start and not last:
+                return Said("", [])
+            self._machine = self._machine if text.startswith(self._start) else Plain(())
+            self._start = ""
         content: list[str] = []
         parts: list[CallPart] = []
         for event in self._machine.push(text, last=last):
