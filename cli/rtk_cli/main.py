@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from rtk.errors import ConfigError, RtkError
 from rtk.observe import logs
 from rtk_cli.cache import app as cache_app
+from rtk_cli.chat import chat
 from rtk_cli.config import app as config_app
 from rtk_cli.explain import explain
 from rtk_cli.generate import generate
@@ -63,6 +64,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.command()(chat)
 app.command()(explain)
 app.command()(top)
 app.command()(version)

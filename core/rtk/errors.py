@@ -3,10 +3,14 @@
 Anything else that escapes is a bug and keeps its traceback.
 """
 
+import re
 import textwrap
 
 MAX_REASON = 400
 """Characters that a line of ours quotes of an exception of somebody else's."""
+
+#: Control characters but for tab and line feed, embedded and overridden directions, and halves of characters.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -16,6 +20,11 @@ def printable(text: str) -> str:
 
 def _printable_character(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+def harmless(text: str) -> str:
+    """`text` without what could steer a terminal or reorder a line; line ends and tabs stay. Pieces add up."""
+    return _STEERING.sub("", text)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """A whole engine but for its weights, with all three backends, behind HTTP and behind `Engine`."""
 
 import asyncio
+import json
 
 import httpx
 from tiny_tokenizer import IM_END, byte_level, ids_of
@@ -42,20 +43,21 @@ def says(*tokens):
 class Serving:
     """Two doors to one engine: HTTP, and `Engine`."""
 
-    def __init__(self, **config):
+    def __init__(self, tokenizer=TOKENIZER, **config):
         self.script = mumble
         sizes = {"slots": 4096, "page_size": 1, "max_running": 8, "context_length": LENGTH}
         limits = Limits(context_length=LENGTH, pool_tokens=4096, page_size=1, max_running=8, max_prefill_tokens=4096)
         executor = scripted.ScriptedExecutor(lambda history: self.script(history), **sizes)
-        known = (TOKENIZER.size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
+        known = (tokenizer.size, frozenset({IM_END}), {"temperature": 0.0}, "scripted")
         config = config_from({"model.path": "tiny", "model.thinking_end": "</think>", **config})
-        self.runtime = Runtime(config, build_policies(config), Computing(executor, limits, *known), TOKENIZER)
+        self.runtime = Runtime(config, build_policies(config), Computing(executor, limits, *known), tokenizer)
         self.engine = Engine(runtime=self.runtime)
         self.app = create_app(self.runtime.manager)
 
     async def request(self, path, body):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
-            return await client.request("POST" if body else "GET", path, json=body, timeout=30)
+            content = json.dumps(body) if body else None  # surrogates go out as they are
+            return await client.request("POST" if body else "GET", path, content=content, timeout=30)
 
     def run(self, *requests):
         """The answers to requests that are sent together, on the engine's loop."""

@@ -59,7 +59,7 @@ def test_it_is_judged_elsewhere_once(made):
     assert first == again
     assert pid_of(first) == pid_of(other) != os.getpid()
     assert (first.order.backend, first.verdict) == ("judging", "narrowed")
-    assert judges.stats() == {"forms_exact": 0, "forms_narrowed": 3, "forms_refused": 0}
+    assert judges.stats() == {"forms_exact": 0, "forms_narrowed": 3, "forms_loosened": 0, "forms_refused": 0}
 
 
 def test_a_refusal_is_the_one_that_would_be_told_here(made):

@@ -267,14 +267,15 @@ def test_developers_rank_like_the_system(http):
         ("hi", "messages[1]"), ({"content": "x"}, "messages[1].role"),
         ({"role": "king", "content": "x"}, "messages[1].role"),
         ({"role": ["user"], "content": "x"}, "messages[1].role"),
-        ({"role": "tool", "content": "x"}, "messages[1].role"),
+        ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "function", "name": "f", "content": "x"}, "messages[1].role"),
         ({"role": "user"}, "messages[1].content"), ({"role": "user", "content": None}, "messages[1].content"),
         ({"role": "user", "content": 5}, "messages[1].content"),
         ({"role": "user", "content": ["x"]}, "messages[1].content[0]"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": "x", "name": 5}, "messages[1].name"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls[0]"),
     ],
 )  # fmt: skip
 def test_messages_that_cannot_be_used(http, message, field):

@@ -33,6 +33,25 @@ def test_however_it_is_cut(text, size):
     assert tuple(map("".join, zip(*said, strict=True))) == TEXTS[text]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<think>hm</think>{}", ("hm", "{}")),
+        ("\n<think>hm", ("hm", "")),
+        ("hm</think>{}", ("", "hm</think>{}")),
+        (" <thin king", ("", " <thin king")),
+        ("<thi", ("", "<thi")),
+        ("", ("", "")),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_model_that_begins_by_itself_thinks_where_it_says_so(text, said, size):
+    splitter = Splitter(MODEL, sure=False)
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    parts = [*map(splitter.push, pieces), splitter.push("", last=True)]
+    assert tuple(map("".join, zip(*parts, strict=True))) == said
+
+
 def test_nothing_is_held_back_that_is_decided():
     splitter = Splitter(MODEL)
     assert [splitter.push(piece) for piece in ("h", "m<", "a", "</think>", "b")] == [
@@ -71,11 +90,13 @@ def test_who_thinks(text, tokenizer, options, thinks):
 def test_the_setting():
     assert thinking(PLAIN, "auto") is None
     assert thinking(PLAIN, "none") is None
-    assert thinking(PLAIN, "[/T]").begin == ""
+    ends = {"[/T]": "[T]", "qwen3": "<think>", "</a/>": "<a/>", "---": ""}
+    assert {end: thinking(PLAIN, end).begin for end in ends} == ends
     added = byte_level()
     added._backend.add_tokens(["</think>"])
     known = Tokenizer(added._backend)
     assert thinking(known, "auto") == Thinking(known, "</think>")
-    silent = byte_level()
-    silent._backend.add_special_tokens(["</think>"])
-    assert thinking(Tokenizer(silent._backend), "auto") is None
+    special = byte_level()
+    special._backend.add_special_tokens(["[/THINK]", "[THINK]"])
+    known = Tokenizer(special._backend)
+    assert thinking(known, "auto") == Thinking(known, "[/THINK]")

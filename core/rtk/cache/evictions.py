@@ -76,5 +76,5 @@ class EvictionLog:
 
 def _bytes_of(evicted: Evicted) -> int:
     """What clients can make large."""
-    salt = None if isinstance(evicted.below, int) else evicted.below.salt
-    return len(evicted.packed) + (4 * len(salt) if salt else 0)
+    names = () if isinstance(evicted.below, int) else (evicted.below.salt, evicted.below.extra)
+    return len(evicted.packed) + sum(4 * len(name) for name in names if name)

@@ -21,6 +21,7 @@ class Namespace(NamedTuple):
 
     adapter: AdapterRef | None = None
     salt: str | None = None
+    extra: str | None = None
 
 
 DEFAULT_NAMESPACE = Namespace()

@@ -161,7 +161,9 @@ class ModelConfig(Section):
     thinking_end: str = Field(
         default="auto",
         min_length=1,
-        description="text that ends the model's thinking; auto: </think> where that is a token; none: it never thinks",
+        description="text that ends the model's thinking, or a family whose models end it alike: deepseek-r1, kimi, "
+        "mistral, qwen3, seed-oss; auto: what of those is a token; none: it never thinks",
+        json_schema_extra=flag("--reasoning-parser"),
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
     cache_dir: Annotated[Path, AfterValidator(_at_home)] = Field(
@@ -409,9 +411,12 @@ class ServeConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: every interface")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free one")
     max_body_bytes: int = Field(default=16 * MIB, ge=1, description="largest request body")
-    max_batch: int = Field(default=128, ge=1, description="prompts in one request")
+    max_batch: int = Field(default=128, ge=1, description="prompts in one request, and answers to it")
     strict_fields: bool = Field(
         default=False, description="refuse request fields that rtk does not know, instead of naming them in the answer"
+    )
+    tool_parser: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "json"] = Field(
+        default="auto", description="how the model writes calls of tools; auto: as its chat template says"
     )
     locked: bool = Field(default=False, description="start only with what 'rtk config lock' wrote down")
     admin_api_key: Annotated[SecretStr, AfterValidator(_api_key)] | None = Field(

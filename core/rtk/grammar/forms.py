@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from rtk.errors import RequestError, one_line
-from rtk.grammar import choice, ebnf, regex, tags
+from rtk.grammar import calls, choice, ebnf, regex, tags
 from rtk.grammar.schema import Normal
 from rtk.grammar.schema import normalise as normal_schema
 from rtk.plugin.foreign import contained
@@ -34,11 +34,13 @@ MAX_WHITESPACE = 256
 KEPT = 256
 KEPT_LENGTH = 64 * 1024
 """Forms whose choice is kept, and how many characters each of them may have."""
-COUNTERS = ("forms_exact", "forms_narrowed", "forms_refused")
+COUNTERS = ("forms_exact", "forms_narrowed", "forms_loosened", "forms_refused")
+Kept = Literal["exact", "narrowed", "loosened"]
+"""How far a form is kept. `loosened` are calls of tools that are not strict: more may come than a schema allows."""
 MAX_REASONS = 8
 """Of a backend, in the message of a refusal."""
 
-_WITH_WHITESPACE = frozenset({"json_schema", "structural_tag"})
+_WITH_WHITESPACE = frozenset({"json_schema", "structural_tag", calls.KIND})
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -47,9 +49,9 @@ class AskedForm:
     """What a client asks for, as it was sent."""
 
     kind: str
-    """One of `KINDS`."""
+    """One of `KINDS`, or that of `rtk.grammar.calls`."""
     value: Any
-    """A schema, or the text of one; an expression; a grammar; a list of texts; structural tags."""
+    """A schema, or the text of one; an expression; a grammar; a list of texts; structural tags; calls."""
     field: str = ""
     """What the client calls it, for messages; empty: by its kind."""
     whitespace: int | None = None
@@ -68,9 +70,9 @@ class ServedForm:
     """What becomes of it."""
 
     order: GrammarOrder
-    verdict: Literal["exact", "narrowed"]
+    verdict: Kept
     reasons: tuple[str, ...]
-    """Why it is narrowed, for the client."""
+    """Why it is not exact, for the client."""
     asked: AskedForm
     verify: bool = False
     """Whether the finished text is checked."""
@@ -116,6 +118,12 @@ class _Read(NamedTuple):
     unique_keys: bool = False
     schemas: tuple[Normal, ...] = ()
     """Whose pointers reasons are about: the schema, or that of each tag."""
+    tools: tuple[str, ...] = ()
+    """What each tag calls."""
+    loosened: tuple[str, ...] = ()
+    """What may come beside what is asked for."""
+    otherwise: Normal | None = None
+    """What an answer is that has no tags."""
 
     def shown(self, reason: Reason) -> str:
         """A backend's reason, with the place in what the client sent."""
@@ -126,10 +134,18 @@ class _Read(NamedTuple):
         match reason.at.split("/", 4):
             case ["#", "tags", index, "schema", *rest]:
                 at = self.schemas[int(index)].origin("/".join(["#", *rest]))
-                return f"{reason.problem}, at {at} in the schema of tag {index}"
+                return f"{reason.problem}, at {at} in {self._part('schema', 'parameters', index)}"
+            case ["#", "otherwise", *rest] if self.otherwise is not None:
+                at = self.otherwise.origin("/".join(["#", *rest]))
+                return f"{reason.problem}, at {at} in the schema of answers that are no calls"
             case ["#", "tags", index, *_]:
-                return f"{reason.problem}, in tag {index}"
+                return f"{reason.problem}, in {self._part('', '', index)}"
         return reason.problem
+
+    def _part(self, of_tag: str, of_tool: str, index: str) -> str:
+        """What a tag, or a part of it, is called."""
+        part, whole = (of_tool, f"tool '{self.tools[int(index)]}'") if self.tools else (of_tag, f"tag {index}")
+        return f"the {part} of {whole}" if part else whole
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -139,7 +155,7 @@ class Choice(msgspec.Struct, frozen=True):
     kind: str
     text: str
     unique_keys: bool
-    verdict: Literal["exact", "narrowed"]
+    verdict: Kept
     reasons: tuple[str, ...]
 
 
@@ -218,7 +234,51 @@ class Forms:
 
 def best(backends: Mapping[str, GrammarBackend], kind: str, text: str, whitespace: int) -> Choice:
     """The first backend that keeps a form exactly, else the one that narrows it for the fewest reasons."""
+    if kind == calls.KIND:
+        return _best_of_calls(backends, json.loads(text), whitespace)
     read = _read(kind, text)
+    found, refused = _judge_all(backends, read, whitespace)
+    if found is None:
+        raise _refusal(read, refused)
+    return found
+
+
+def _best_of_calls(backends: Mapping[str, GrammarBackend], value: Any, whitespace: int) -> Choice:
+    """The same for calls of tools: schemas that are not strict are given up where nobody can keep them."""
+    loose: dict[int, str] = {}
+    while True:
+        written = calls.read(value, loose, normal_schema)
+        narrowed = [
+            f"{reason}, in the parameters of tool '{tool}'"
+            for tool, normal in zip(written.tools, written.schemas, strict=True)
+            for reason in _left_out(normal)
+        ]
+        if written.otherwise is not None:
+            narrowed += _left_out(written.otherwise)
+        read = _Read(
+            "structural_tag",
+            written.text,
+            tuple(narrowed),
+            schemas=written.schemas,
+            tools=written.tools,
+            loosened=written.loosened,
+            otherwise=written.otherwise,
+        )
+        found, refused = _judge_all(backends, read, whitespace)
+        if found is not None:
+            return found
+        judged, given_up = calls.given_up(value, refused.values(), loose)
+        if not given_up:
+            raise _refusal(read, refused)
+        for index in given_up:
+            own = [one for one in judged.reasons if f"{one.at}/".startswith(f"#/tags/{index}/")]
+            loose[index] = _joined([read.shown(one) for one in own or judged.reasons])
+
+
+def _judge_all(
+    backends: Mapping[str, GrammarBackend], read: _Read, whitespace: int
+) -> tuple[Choice | None, dict[str, Judgement]]:
+    """The best backend, or why each of them refuses."""
     spec = Spec(read.kind, read.text, whitespace)
     refused: dict[str, Judgement] = {}
     narrowed: list[Choice] = []
@@ -227,15 +287,13 @@ def best(backends: Mapping[str, GrammarBackend], kind: str, text: str, whitespac
         if judged.verdict == "refused":
             refused[name] = judged
             continue
-        reasons = tuple(dict.fromkeys((*read.narrowed, *map(read.shown, judged.reasons))))
-        verdict = "narrowed" if reasons else judged.verdict
+        reasons = tuple(dict.fromkeys((*read.loosened, *read.narrowed, *map(read.shown, judged.reasons))))
+        verdict: Kept = "loosened" if read.loosened else "narrowed" if reasons else judged.verdict
         found = Choice(name, read.kind, read.text, read.unique_keys, verdict, reasons)
-        if verdict == "exact":
-            return found
+        if judged.verdict == "exact" and not read.narrowed:
+            return found, {}
         narrowed.append(found)
-    if not narrowed:
-        raise _refusal(read, refused)
-    return min(narrowed, key=lambda one: len(one.reasons))
+    return min(narrowed, key=lambda one: len(one.reasons), default=None), refused
 
 
 def _version(library: str) -> str:
@@ -342,7 +400,8 @@ def _refusal(read: _Read, refused: Mapping[str, Judgement]) -> RequestError:
     for name, judged in refused.items():
         said.setdefault(_joined([read.shown(reason) for reason in judged.reasons]), []).append(name)
     each = "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items())
-    return RequestError(f"no grammar backend can keep this {read.kind}: {each}", code="unsupported_grammar")
+    what = "these tool calls" if read.tools else f"this {read.kind}"
+    return RequestError(f"no grammar backend can keep {what}: {each}", code="unsupported_grammar")
 
 
 def _joined(reasons: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-P", "-c", "from rtk.grammar.verify import main; mai
 
 def verified(asked: "AskedForm", text: str, limit_s: float) -> bool | None:
     """Whether `text` has the form that was asked for; None where that cannot be told. Blocks."""
-    if asked.kind in ("ebnf", "structural_tag"):
+    if asked.kind in ("ebnf", "structural_tag", "tool_calls"):
         return None
     path = os.pathsep.join(filter(None, sys.path))  # it must find what this process found
     question = json.dumps([asked.kind, asked.value, text]).encode()

@@ -20,7 +20,11 @@ SPEC_KINDS: dict[str, str] = {
     "json_schema": "a JSON Schema, of draft 2020-12, that the answer, a JSON text, is valid under",
     "regex": "a regular expression that the whole answer matches",
     "structural_tag": "a JSON object with `triggers` and `tags`: free text until a trigger is written, then a tag that "
-    "begins so: its `begin`, a JSON text that is valid under its `schema`, its `end`",
+    "begins so: its `begin`, a JSON text that is valid under its `schema`, its `end`. With a `run`, of `begin`, "
+    "`between` and `end`, several tags may stand where one may, with these texts around and between them. With "
+    "`openers` in place of triggers the answer is tags, or a text that does not begin with one of them, be it behind "
+    "white space; with `otherwise`, tags or a JSON text that is valid under that; with none of these, tags. Without a "
+    "run that is one tag. If `once` is true, an answer has one tag at most",
 }
 """What may be asked for, and what the text of each is."""
 

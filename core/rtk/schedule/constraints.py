@@ -46,13 +46,6 @@ class Constraints:
         self._counters = counters
         self._bits: NDArray[np.int32] | None = None
 
-    def wait(self, flight: Flight) -> bool:
-        """Whether the sampling of a step needs tokens that the step before it samples. O(rows)."""
-        return any(
-            row.samples and request.constraint is not None and request.sampled > len(request.output) + row.samples
-            for request, row in zip(flight.batch, flight.plan.rows, strict=True)
-        )
-
     def accept(self, constraint: Constraint, token: int) -> Finish | None:
         """Take a sampled token in; answers how the request ends where its backend fails on that."""
         accepted, problem = self._try("accept", lambda: constraint.accept(token))

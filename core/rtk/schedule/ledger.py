@@ -1,6 +1,6 @@
 """The ledger of scheduling: why each request waited, what it was given, and what its time went into.
 
-The scheduler reports: `arrived`, and `compiled` of those that had to wait for a grammar; each planning round
+The scheduler reports: `arrived`, and `moved_on` of those that had to wait outside of the queue; each planning round
 (`planned`); each step when it is launched and when it is done (`launched`, `retired`, in the order of the steps);
 `retracted`; `ended`. A round costs O(attempts + arrivals since the last one), a step O(prompts it computes), however
 many wait or decode.
@@ -42,6 +42,10 @@ NAMED = 4
 """Requests that one retraction names."""
 
 
+_OUTSIDE: dict[Status, Cause] = {Status.COMPILING: "compile", Status.FOLLOWING: "leader"}
+"""What requests wait for that are not in the queue yet."""
+
+
 class Prefill(NamedTuple):
     """A request's part of a prefill: positions `start .. stop - 1`."""
 
@@ -80,24 +84,26 @@ class Ledger:
     # --- what the scheduler reports -----------------------------------------------------------------------------
 
     def arrived(self, request: Request, name: str, now: float) -> None:
-        """A request was accepted, which its client calls `name`: into the queue, or to be compiled first. O(1)."""
+        """A request was accepted, which its client calls `name`: into the queue, or to wait outside first. O(1)."""
         self._arrivals += 1
         rid, name = request.rid, name or request.rid
         entry = Entry(request, name, self._arrivals, now, self._waiting, self._starts.count, now)
         self._live[rid] = entry
-        entry.compiles = request.status is Status.COMPILING
-        if not entry.compiles:
+        entry.outside = _OUTSIDE.get(request.status)
+        if not entry.outside:
             self._fresh[rid] = entry
         self._finished.pop(rid, None)
         self._names[name] = rid
         self._waiting += 1
 
-    def compiled(self, request: Request, now: float) -> None:
-        """The grammar of a request is there: it is in the queue now. O(1)."""
+    def moved_on(self, request: Request, now: float) -> None:
+        """What a request waited for outside of the queue is there: it waits in it now, or for its leader. O(1)."""
         entry = self._live[request.rid]
-        entry.waits["compile"] += now - entry.since
-        entry.compiles, entry.since, entry.starts = False, now, self._starts.count
-        self._fresh[request.rid] = entry
+        if entry.outside:
+            entry.waits[entry.outside] += now - entry.since
+        entry.outside, entry.since, entry.starts = _OUTSIDE.get(request.status), now, self._starts.count
+        if not entry.outside:
+            self._fresh[request.rid] = entry
 
     def planned(
         self,
@@ -270,7 +276,7 @@ class Ledger:
         """Its time in the queue, by cause."""
         waits = dict(entry.waits)
         if entry.seen is None:
-            waits["compile" if entry.compiles else "step"] += now - entry.since
+            waits[entry.outside or "step"] += now - entry.since
             return waits
         for cause, seconds in self._queue.since(entry.seen).items():
             waits[cause] += seconds
@@ -279,13 +285,13 @@ class Ledger:
 
     def _behind_of(self, entry: Entry, now: float) -> Behind | None:
         """Whom it stood behind longest, over all its waits."""
-        found = None if entry.compiles else self._queue.behind(entry.since, now, entry.request.rid)
+        found = None if entry.outside else self._queue.behind(entry.since, now, entry.request.rid)
         if found is None or (entry.behind is not None and entry.behind.seconds >= found.seconds):
             return entry.behind
         return Behind(self.name(found.rid), found.cause, found.seconds)
 
     def _overtaken_of(self, entry: Entry) -> Overtaken:
-        starts = self._starts.count if entry.compiles else entry.starts  # nobody is before it in the queue
+        starts = self._starts.count if entry.outside else entry.starts  # nobody is before it in the queue
         return entry.overtaken or self._starts.overtaking(entry.number, starts)
 
     def _notes_of(self, entry: Entry) -> tuple[str, ...]:

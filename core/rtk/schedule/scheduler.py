@@ -4,25 +4,24 @@ Not thread-safe: it belongs to one thread, which feeds it messages and calls `st
 """
 
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
-from rtk.observe.logs import about
 from rtk.plugin.guard import Health
-from rtk.schedule.batch import Row, StepResult
+from rtk.schedule.arrivals import Arrivals, MatchStop
 from rtk.schedule.batches import Batches
-from rtk.schedule.budget import Limits, resolve_max_new_tokens
+from rtk.schedule.budget import Limits
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compiling import Compiling, Grammars
-from rtk.schedule.compose import compose
+from rtk.schedule.compose import compose, penalties
 from rtk.schedule.constraints import Constraints
+from rtk.schedule.counters import COUNTERS
 from rtk.schedule.executor import Executor
 from rtk.schedule.flight import Flight, launch
+from rtk.schedule.followers import Followers
 from rtk.schedule.ledger import Ledger, Prefill
 from rtk.schedule.messages import (
     Abort,
@@ -38,54 +37,20 @@ from rtk.schedule.messages import (
     Refused,
     RequestExplained,
     Stats,
+    TokenLogprobs,
     Verdict,
 )
 from rtk.schedule.meters import Meters
-from rtk.schedule.params import SamplingParams
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.reports import Reports, request_report, step_report
 from rtk.schedule.request import Request, Status
+from rtk.schedule.results import Results
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
-
-MatchStop = Callable[[SamplingParams, bytes], Callable[[int], str | None]]
-"""From a request's parameters and packed prompt, the checker that is fed its output tokens."""
-
-COUNTERS = (
-    "requests_accepted",
-    "requests_refused",
-    "queue_full",
-    "queue_timeouts",
-    "deadlines_exceeded",
-    "finished_stop",
-    "finished_length",
-    "finished_abort",
-    "finished_error",
-    "steps",
-    "steps_failed",
-    "mixed_steps",
-    "middle_chunks",
-    "wasted_rows",
-    "retractions",
-    "prefill_tokens",
-    "decode_tokens",
-    "cached_tokens",
-    "uncached_tokens",
-    "generated_tokens",
-    "sampling_errors",
-    "grammar_dead_ends",
-    "grammar_faults",
-    "grammar_slow",
-    "jump_forward_steps",
-    "jump_forward_tokens",
-    "commit_failures",
-    "invariant_violations",
-)
-"""Every counter of `Scheduler.stats`, there from the start with 0."""
 
 
 class Scheduler:
@@ -115,8 +80,7 @@ class Scheduler:
         self._executor = executor
         self._limits = limits
         self._settings = settings
-        self._end_tokens = end_tokens
-        self._match_stop = match_stop
+        self._arrivals = Arrivals(limits, end_tokens, match_stop, clock)
         self.health = health
         """What became of the plugins."""
         self._clock = clock
@@ -125,6 +89,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._compiling = Compiling(grammars)
+        self._followers = Followers()
         self._running = Running(pools)
         self._ledger = Ledger()
         self.meters = Meters(clock)
@@ -142,9 +107,18 @@ class Scheduler:
             clock=clock,
             rng=random.Random(rng.getrandbits(64)),  # its own: what a policy draws moves no request's seed
         )
+        self._results = Results(
+            running=self._running,
+            queue=queue,
+            ledger=self._ledger,
+            meters=self.meters,
+            constraints=self._constraints,
+            counters=self.counters,
+            clock=clock,
+        )
         self._outbox: list[Outbound] = []
-        self._arrivals = 0
         self._left_waiting = 0  # by the last step
+        self._refused: tuple[str, RequestError] | None = None  # the last one, whose further answers may be on their way
         self._steps = 0
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
@@ -200,6 +174,7 @@ class Scheduler:
         except RequestError as error:
             self.counters["requests_refused"] += 1
             self.meters.refused(error.code)
+            self._refused = new.leader or new.rid, error.with_traceback(None)  # which would hold the prompt
             return Verdict(
                 rid=new.rid,
                 accepted=False,
@@ -213,9 +188,14 @@ class Scheduler:
 
     def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
-        request = self._request(new, pin)
+        if new.rid in self._requests:
+            raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
+        if self._refused is not None and new.leader == self._refused[0]:
+            raise self._refused[1]
+        prefilled, pinned = self.counters["prefill_tokens"], self._desk.spoken_for
+        request = self._arrivals.request(new, pin, self._rng, prefilled=prefilled, pinned=pinned)
         if pin is None:
-            self._check_queue()
+            self._check_queue(new)
             if new.grammar is not None:
                 self._compiling.submit(request, new.grammar)
             self._time.watch(request, new.deadline_s)
@@ -223,73 +203,64 @@ class Scheduler:
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
         if request.status is Status.WAITING:
-            self._queue.add(request)
+            self._line_up(request)
         self._ledger.arrived(request, new.name, request.arrival_s)
 
-    def _check_queue(self) -> None:
-        """Refuse a request where as many wait as may."""
-        if self._queue_is_full():
-            waiting = len(self._queue) + len(self._compiling)
-            self.counters["queue_full"] += 1
+    def _line_up(self, request: Request) -> None:
+        """Into the queue, unless it has a leader whose prompt it would find in the cache later."""
+        leader = None if request.leader is None else self._requests.get(request.leader)
+        if leader is None or leader.prompt_is_computed or not self._pools.cache.enabled:
+            self._queue.add(request)
+        else:
+            self._followers.add(request)
+
+    def _check_queue(self, new: NewRequest) -> None:
+        """Refuse a request where as many wait as may; of several answers to a prompt, the first asks for all."""
+        if self._settings.max_queue is None or (new.leader is not None and new.leader in self._requests):
+            return
+        answers, most = new.params.n, self._settings.max_queue + self._limits.max_running
+        if answers > most:
             raise RequestError(
-                f"the queue is full: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
+                f"n = {answers}: at most {most} answers can run and wait (schedule.max_running + schedule.max_queue)",
+                field="n",
+            )
+        if not self._queue_has_room(answers):
+            self.counters["queue_full"] += 1
+            full = "the queue is full" if answers == 1 else f"the queue has no room for {answers} answers"
+            raise RequestError(
+                f"{full}: {self._waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
                 code="queue_full",
                 status=503,
             )
 
-    def _queue_is_full(self) -> bool:
-        """Whether as many wait as may. Where the last step left nobody, free rows are no wait."""
+    def _queue_has_room(self, answers: int) -> bool:
+        """Whether so many more may wait. Where the last step left nobody, free rows are no wait."""
         if self._settings.max_queue is None:
-            return False
+            return True
         self._left_waiting = min(self._left_waiting, len(self._queue))
         room = 0 if self._left_waiting else self._pools.table.free_rows
-        return len(self._queue) + len(self._compiling) - room >= self._settings.max_queue
+        return self._waiting - room + answers <= self._settings.max_queue
 
-    def _request(self, new: NewRequest, pin: Pin | None) -> Request:
-        if new.rid in self._requests:
-            raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
-        params, prompt_len = new.params, len(new.tokens) // 4
-        if not prompt_len:
-            raise RequestError("the prompt is empty", field="prompt", code="empty_prompt")
-        self._arrivals += 1
-        arrival_s = self._clock() if new.arrival_s is None else new.arrival_s
-        return Request(
-            rid=new.rid,
-            id=self._arrivals,
-            prompt_len=prompt_len,
-            tokens=bytearray(new.tokens),
-            params=params,
-            key=Key(new.namespace, new.tokens),
-            priority=new.priority,
-            max_new_tokens=resolve_max_new_tokens(
-                prompt_len, params.max_new_tokens, self._limits, self._desk.spoken_for
-            ),
-            seed=self._rng.getrandbits(63) if params.seed is None else params.seed,
-            arrival_s=arrival_s,
-            prefilled_at_arrival=self.counters["prefill_tokens"],
-            stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
-            match_stop=self._match_stop(params, new.tokens) if params.stop else None,
-            pin=pin,
-            tenant=new.tenant,
-            routing_key=new.routing_key,
-            deadline_s=math.inf if new.deadline_s is None else arrival_s + new.deadline_s,
-        )
+    @property
+    def _waiting(self) -> int:
+        """Requests that do not run yet, whatever they wait for."""
+        return len(self._queue) + len(self._compiling) + len(self._followers)
 
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            self._end(request, Finish(reason="abort"))
+            self.end(request, Finish(reason="abort"))
 
     def _catch_up(self) -> None:
         """Take in what has happened outside: grammars that were compiled, and time. O(1) where nothing has."""
         for request, error in self._compiling.done():
             if error is None:
-                self._queue.add(request)
-                self._ledger.compiled(request, self._clock())
+                self._line_up(request)
+                self._ledger.moved_on(request, self._clock())
             else:
                 problem, field = str(error), error.field
                 finish = Finish(reason="error", problem=problem, field=field, code=error.code, status=error.status)
-                self._end(request, finish)
+                self.end(request, finish)
         self._expire()
 
     def _expire(self) -> None:
@@ -297,7 +268,7 @@ class Scheduler:
         self._desk.expire()
         for request, finish in self._time.exceeded(self._clock()):
             self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
-            self._end(request, finish)
+            self.end(request, finish)
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
@@ -348,7 +319,7 @@ class Scheduler:
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
         self.meters.launched(self._steps, (prefill.request for prefill in prefills))
         flight = launch(self._executor, plan, batch)
-        if not flight.constrained or not self._constraints.wait(flight):
+        if not flight.waits:
             self._sample(flight)
         return flight
 
@@ -356,15 +327,15 @@ class Scheduler:
         """Start the sampling of a step, if it was not."""
         if flight.inputs is None:
             return
-        if not flight.constrained:
-            flight.sample(None)
-            return
-        before = self.meters.enter("mask")
-        for request, finish in self._constraints.renew(flight.sampling()):
-            self._end(request, finish)
-        mask = self._constraints.mask(flight)
-        self.meters.enter(before)
-        flight.sample(mask)
+        mask = None
+        if flight.constrained:
+            before = self.meters.enter("mask")
+            for request, finish in self._constraints.renew(flight.sampling()):
+                self.end(request, finish)
+            mask = self._constraints.mask(flight)
+            self.meters.enter(before)
+        plan = flight.plan
+        flight.sample(mask, penalties(flight.batch, plan.rows, plan.tokens) if flight.penalised else None)
 
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -372,107 +343,37 @@ class Scheduler:
         if flight:
             self._take_in(flight)
 
-    # --- results ------------------------------------------------------------------------------------------------
-
     def _take_in(self, flight: Flight) -> None:
-        """Account for the step's rows, one by one: an error in one ends that request and no other."""
         before = self.meters.enter("wait")
-        result = flight.result()
-        self.meters.enter("take_in")
-        self.meters.retired(flight.plan.step)
-        self._ledger.retired(flight.plan.step, self._clock())
-        self.counters["steps"] += 1
-        self.counters["steps_failed"] += result is None
-        self.counters["jump_forward_steps"] += flight.guesses
-        sampled, done = 0, []
-        for request, row in zip(flight.batch, flight.plan.rows, strict=True):
-            request.in_flight -= 1
-            if result is not None and (row.start < request.fill_len or request.status is Status.RUNNING):
-                prefill = row.q_len if row.start < request.fill_len else 0
-                done.append((request, prefill, row.q_len - prefill))
-            try:
-                self._land(request, row, result, sampled)
-            except Exception:
-                log.exception("request %s ends on a bug", request.rid, extra=about(request.rid))
-                self.fail(request, "the engine failed on this request")
-            sampled += bool(row.samples)
-        if flight.constrained:
-            self.meters.enter("mask")
-            for request, finish in self._constraints.renew(flight.batch):
-                self._end(request, finish)
-            self.meters.enter("take_in")
-        self._running.free(flight.garbage)
-        self._queue.progressed(done)
+        computed = self._results.take_in(flight, self)
         if self._reports is not None:
             crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
-            self._reports.on_step(step_report(flight, result is None, self._clock(), self._pools, **crowd))
+            self._reports.on_step(step_report(flight, not computed, self._clock(), self._pools, **crowd))
         self.meters.enter(before)
 
-    def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
-        """One row of a step that was computed, or failed."""
-        prefill = row.start < request.fill_len
-        if result is not None:
-            self.counters["prefill_tokens" if prefill else "decode_tokens"] += row.q_len
-        if request.status is Status.FINISHED:  # while it was in flight
-            self.counters["wasted_rows"] += 1
-            failed = result is None or (request.finish is not None and request.finish.reason == "error")
-            self._running.landed(request, 0 if failed else row.start + row.q_len)
-        elif result is None:
-            self.fail(request, "the engine failed to compute this step")
-        elif row.samples and sampled in result.errors:
-            self.counters["sampling_errors"] += 1
-            self.fail(request, result.errors[sampled])
-        else:
-            guesses = max(0, row.samples - 1)
-            request.computed_len += row.q_len - guesses
-            if prefill:
-                self._running.cache_computed(request)
-            tokens = result.tokens[sampled] if row.samples else ()
-            if guesses:
-                tokens = self._constraints.borne_out(request, tokens)
-            self._advance(request, tokens)
-            if guesses:
-                request.forget_guesses()
+    # --- what becomes of requests -------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
-        if not tokens:
-            if request.computed_len >= request.fill_len:
-                self._end(request, Finish(reason="length"))
-            else:
-                self.counters["middle_chunks"] += 1
-        for place, token in enumerate(tokens):
-            if place:  # the token before it was guessed, and computed along
-                request.computed_len += 1
-                self.counters["jump_forward_tokens"] += 1
-            if request.constraint is not None and (fault := self._constraints.accept(request.constraint, token)):
-                self._end(request, fault)
-                return
-            self.meters.took(request)
-            request.append(token)
-            self.counters["generated_tokens"] += 1
-            if (finish := self._finish(request, token)) is not None:
-                self._end(request, finish, tokens=(token,))
-                return
-            self._outbox.append(Output(rid=request.rid, tokens=(token,), cached_tokens=request.cached_len))
+    def say(self, output: Output) -> None:
+        """New tokens of a request that goes on."""
+        self._outbox.append(output)
 
-    def _finish(self, request: Request, token: int) -> Finish | None:
-        """The stop rules, after `token`: stop tokens, stop strings, length."""
-        enough = len(request.output) >= request.params.min_new_tokens
-        stop_string = request.match_stop(token) if request.match_stop else None
-        if enough and token in request.stop_token_ids:
-            return Finish(reason="stop", matched=token)
-        if stop_string is not None:
-            return Finish(reason="stop", matched=stop_string)
-        if len(request.output) >= request.max_new_tokens:
-            return Finish(reason="stop" if self._constraints.complete(request) else "length")
-        return None
+    def computed(self, request: Request) -> None:
+        """The prompt of a request is computed, or it is gone: who follows it waits in the queue from here on."""
+        for follower in self._followers.release(request.rid):
+            self._queue.add(follower)
+            self._ledger.moved_on(follower, self._clock())
 
     def fail(self, request: Request, problem: str, code: str = "generation_failed") -> None:
         """End a request with an error."""
-        self._end(request, Finish(reason="error", problem=problem, code=code))
+        self.end(request, Finish(reason="error", problem=problem, code=code))
 
-    def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
+    def end(
+        self,
+        request: Request,
+        finish: Finish,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
 
         O(running), plus what caching its tokens costs.
@@ -487,17 +388,29 @@ class Scheduler:
         lease = None
         if before is Status.COMPILING:
             self._compiling.remove(request)
+        elif before is Status.FOLLOWING:
+            self._followers.remove(request)
         elif before is Status.WAITING:
             self._queue.remove(request)
             self._batches.left()
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
+        self.computed(request)
         now = self._clock()
         self._ledger.ended(request, finish, now)
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
-        self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
+        self.say(
+            Output(
+                rid=request.rid,
+                tokens=tokens,
+                cached_tokens=request.cached_len,
+                logprobs=logprobs,
+                prompt_logprobs=request.take_scores(),
+                finish=finish,
+            )
+        )
         self.counters[f"finished_{finish.reason}"] += 1
         if self._reports is not None:
             self._reports.on_request(request_report(request, self._ledger.name(request.rid), finish, now))
@@ -523,7 +436,8 @@ class Scheduler:
             "pool": pools.allocator.capacity,
             "running": len(running.requests),
             "waiting": len(self._queue),
-            "queue_is_full": int(self._queue_is_full()),
+            "following": len(self._followers),
+            "queue_is_full": int(not self._queue_has_room(1)),
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
             "new_token_ratio": self._batches.ratio.value,
@@ -565,6 +479,6 @@ class Scheduler:
         pools.cache.check()
         states = (pools.allocator.free, pools.cache.evictable, pools.cache.protected, running.held())
         assert sum(states) == pools.allocator.capacity, f"free, evictable, protected, held = {states}"
-        listed = len(running.requests) + len(self._queue) + len(self._compiling)
+        listed = len(running.requests) + len(self._queue) + len(self._compiling) + len(self._followers)
         assert len(self._requests) == listed, "a request is in no list, or in two"
         running.check(self._limits.max_running)

@@ -21,13 +21,23 @@ class Open(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The last tokens of the prompt, packed."""
     stop: tuple[str, ...] = ()
     min_new_tokens: int = 0
+    include_stop: bool = False
+    special: bool = False
+    """These two are those of `SamplingParams`: `include_stop_str_in_output`, and not `skip_special_tokens`."""
 
 
 def opening(request: NewRequest) -> Open:
     """What a detokenizer must know of `request`."""
     params = request.params
     context = request.tokens[-CONTEXT_TOKENS * TOKEN_BYTES :]
-    return Open(rid=request.rid, context=context, stop=params.stop, min_new_tokens=params.min_new_tokens)
+    return Open(
+        rid=request.rid,
+        context=context,
+        stop=params.stop,
+        min_new_tokens=params.min_new_tokens,
+        include_stop=params.include_stop_str_in_output,
+        special=not params.skip_special_tokens,
+    )
 
 
 class TextOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -39,6 +49,8 @@ class TextOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    offsets: tuple[int, ...] = ()
+    """How many characters of the text come before each of the tokens, where there are `logprobs`; see `Delta`."""
     finish: Finish | None = None
 
 
@@ -96,6 +108,7 @@ class Detokenizer:
             cached_tokens=message.cached_tokens,
             logprobs=message.logprobs,
             prompt_logprobs=message.prompt_logprobs,
+            offsets=assembler.offsets if message.logprobs else (),
             finish=finish,
         )
 

@@ -11,7 +11,7 @@ MAX_NAME = 200
 """Characters of a request id, and of a pin's name."""
 
 MAX_SALT = 65_536
-"""Characters of a cache salt."""
+"""Characters of a cache salt, and of an extra key."""
 
 MAX_PRIORITY = 2**31 - 1
 
@@ -37,14 +37,13 @@ def check_name(name: Any, field: str) -> None:
 
 def namespace_of(request: GenerateRequest) -> Namespace:
     """Where what is cached of a request is found. Raises `RequestError`."""
-    salt = request.cache_salt
-    if salt is not None:
-        if not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT):
-            raise RequestError(
-                f"cache_salt: must be a string of 1 to {MAX_SALT:,} characters, or null", field="cache_salt"
-            )
-        check_text(salt, field="cache_salt")
-    return Namespace(salt=salt)
+    for field, text in (("cache_salt", request.cache_salt), ("extra_key", request.extra_key)):
+        if text is None:
+            continue
+        if not (isinstance(text, str) and 1 <= len(text) <= MAX_SALT):
+            raise RequestError(f"{field}: must be a string of 1 to {MAX_SALT:,} characters, or null", field=field)
+        check_text(text, field=field)
+    return Namespace(salt=request.cache_salt, extra=request.extra_key)
 
 
 def priority_of(request: GenerateRequest) -> int:

@@ -94,6 +94,7 @@ def _server(runtime: Runtime | Supervisor, listener: socket.socket, tracing: Tra
         max_body_bytes=config.serve.max_body_bytes,
         max_batch=config.serve.max_batch,
         strict_fields=config.serve.strict_fields,
+        tool_parser=config.serve.tool_parser,
         admin=AdminRights(
             key=None if key is None else key.get_secret_value(), local=ipaddress.ip_address(host).is_loopback
         ),

@@ -4,12 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rtk.cache.key import TOKEN_BYTES, unpack
+from rtk.serve.marks import THOUGHTS
 from rtk.serve.protocol import Chat, GenerateRequest
 from rtk.serve.text import overlap
 from rtk.serve.tokenizer import Tokenizer
 
-END = "</think>"
-"""What is looked for in a tokenizer where nothing else is set."""
+NAMES = {
+    "deepseek-r1": "</think>",
+    "qwen3": "</think>",
+    "mistral": "[/THINK]",
+    "seed-oss": "</seed:think>",
+    "kimi": "◁/think▷",
+}
+"""What the thinking of some families ends with."""
 SWITCH = "enable_thinking"
 """The variable of chat templates that has a model think, or not."""
 _LOOKED_AT = 64
@@ -25,14 +32,15 @@ class Thinking:
 
     @property
     def begin(self) -> str:
-        """`<think>` for `</think>`; empty where the end is none of this kind."""
-        return self.end.replace("</", "<", 1) if self.end.startswith("</") else ""
+        """`<think>` for `</think>`, `[THINK]` for `[/THINK]`; empty where the end is none of this kind."""
+        return self.end.replace("/", "", 1) if self.end[1:2] == "/" else ""
 
     def is_open(self, request: GenerateRequest, tokens: bytes) -> bool:
         """Whether the answer to a prompt, packed, begins with thinking.
 
-        Where the prompt ends with a mark, that decides. Else a chat does whose template can switch thinking on and off
-        and was not told to switch it off: such a model begins its thinking itself.
+        Where the prompt ends with a mark, that decides. Where a chat goes on with its last message, the last mark in
+        that one does. Else a chat does whose template can switch thinking on and off and was not told to switch it off:
+        such a model begins its thinking itself.
         """
         said = self._read(unpack(tokens[-_LOOKED_AT * TOKEN_BYTES :]))
         if said.endswith(self.end):
@@ -41,6 +49,9 @@ class Thinking:
             return True
         if not isinstance(request.prompt, Chat):
             return False
+        if request.prompt.continues:
+            text = str(request.prompt.messages[-1].get("content"))
+            return bool(self.begin) and text.rfind(self.begin) > text.rfind(self.end)
         return bool(request.prompt.options.get(SWITCH, self.tokenizer.template_knows(SWITCH)))
 
     def _read(self, tokens: Sequence[int]) -> str:
@@ -48,20 +59,24 @@ class Thinking:
 
 
 def thinking(tokenizer: Tokenizer, marker: str) -> Thinking | None:
-    """What a model does whose thinking ends with `marker`; "auto": with `END`, if it is a token; "none": not at all."""
+    """What a model does whose thinking ends with `marker`, or the one of a family in `NAMES`; "none": it never thinks.
+
+    "auto": with the first end of `THOUGHTS` that is a token.
+    """
     if marker == "auto":
-        return Thinking(tokenizer, END) if tokenizer.writes(END) else None
-    return None if marker == "none" else Thinking(tokenizer, marker)
+        return next((Thinking(tokenizer, end) for _, end in THOUGHTS if tokenizer.writes(end)), None)
+    return None if marker == "none" else Thinking(tokenizer, NAMES.get(marker, marker))
 
 
 class Splitter:
     """Tells thoughts from the answer, as the text comes; what could be the beginning of a mark is held back."""
 
-    def __init__(self, thinking: Thinking | None) -> None:
-        """None: it is all answer."""
+    def __init__(self, thinking: Thinking | None, *, sure: bool = True) -> None:
+        """None: it is all answer. Not `sure`: it is, unless it begins with the mark that thoughts begin with."""
         self._begin = thinking.begin if thinking else ""
         self._end = thinking.end if thinking else ""
-        self._thinks = thinking is not None
+        self._sure = sure
+        self._thinks = thinking is not None and (sure or bool(self._begin))
         self._held = ""
         self._bare = False
         """Nothing of the answer was said yet, behind a thought."""
@@ -75,7 +90,11 @@ class Splitter:
             if not last and self._begin.startswith(text.lstrip()):
                 self._held = text
                 return "", ""
-            text, self._begin = text.lstrip().removeprefix(self._begin) if self._opens(text) else text, ""
+            opens = text.lstrip().startswith(self._begin)
+            if not (opens or self._sure):
+                self._thinks = False
+                return "", self._answer(text)
+            text, self._begin = text.lstrip().removeprefix(self._begin) if opens else text, ""
         thought, mark, answer = text.partition(self._end)
         if mark:
             self._thinks, self._bare = False, True
@@ -83,9 +102,6 @@ class Splitter:
         at = len(text) if last else overlap(text, self._end)
         self._held = text[at:]
         return text[:at], ""
-
-    def _opens(self, text: str) -> bool:
-        return text.lstrip().startswith(self._begin)
 
     def _answer(self, text: str) -> str:
         if self._bare:  # models put an empty line there

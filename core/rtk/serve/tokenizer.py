@@ -23,6 +23,7 @@ from rtk.errors import ModelError, RequestError, one_line
 from rtk.model.files import read_object, read_text
 from rtk.schedule.params import SamplingParams
 from rtk.serve.detokenizer import Open
+from rtk.serve.marks import MARKS
 from rtk.serve.text import BROKEN, CONTEXT_TOKENS, IncrementalDecoder, StopChecker, StopScanner, TextAssembler
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -30,23 +31,34 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class Tokenizer:
-    """Safe to use from several threads. `encode` lets other threads run, however long the text."""
+    """Safe to use from several threads. `encode` and `read` let other threads run, however long the text."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, template: str | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
-        """`config` is the content of `tokenizer_config.json`, `template` the chat template in Jinja."""
+        """`config` is the content of `tokenizer_config.json`, `template` the chat template in Jinja.
+
+        `tool_template`: the one for chats with tools, where that is another.
+        """
         config = config or {}
         self._backend = backend
         self._template = template
+        self.tool_template = tool_template or template
+        """The chat template of chats with tools."""
+        self._templates: dict[str, jinja2.Template] = {}
+        """Those that were compiled."""
         self.named = {name: text for name in NAMED_TOKENS if (text := _content(config.get(name))) is not None}
         """Text of each named special token."""
         backend.no_truncation()
         backend.no_padding()
         backend.add_special_tokens([t for t in self.named.values() if backend.token_to_id(t) is not None])
         added = backend.get_added_tokens_decoder()
-        self.silent = frozenset(token_id for token_id, token in added.items() if token.special)
-        """Tokens that have no text."""
+        self.silent = frozenset(i for i, token in added.items() if token.special and token.content not in MARKS)
+        """Tokens that have no text: special ones, but for those that mark calls and thoughts."""
         self.size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         """Ids run from 0 to `size - 1`."""
         self._marks = self._longest_mark()
@@ -67,7 +79,7 @@ class Tokenizer:
         if not backend.get_vocab_size(with_added_tokens=True):
             raise ModelError(f"{path} cannot be used: it has no tokens")
         config = read_object(folder / "tokenizer_config.json")
-        return cls(backend, config, _find_template(folder, config))
+        return cls(backend, config, *_find_templates(folder, config))
 
     # --- text and ids -------------------------------------------------------------------------------------------
 
@@ -78,8 +90,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the tokens, special ones skipped."""
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
+        """Text of the tokens, silent ones skipped."""
+        spoken = [token for token in ids if token not in self.silent]
+        text: str = self._backend.decode(spoken, skip_special_tokens=False)
         return text
 
     def text_of(self, token_id: int) -> str:
@@ -93,8 +106,9 @@ class Tokenizer:
 
     def read(self, ids: Sequence[int]) -> str:
         """Text of the tokens, special ones by name."""
-        text: str = self._backend.decode(ids, skip_special_tokens=False)
-        return text
+        # The batch call releases the interpreter lock, the single one does not.
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
 
     def writes(self, text: str) -> bool:
         """Whether there is a token of just this text, which is not silent."""
@@ -121,18 +135,22 @@ class Tokenizer:
 
     # --- new tokens ---------------------------------------------------------------------------------------------
 
-    def decoder(self, prompt: bytes) -> IncrementalDecoder:
-        """A decoder for tokens that follow the packed `prompt`. O(1)."""
+    def decoder(self, prompt: bytes, *, special: bool = False) -> IncrementalDecoder:
+        """A decoder for tokens that follow the packed `prompt`. O(1). `special`: special tokens have text."""
         context = unpack(prompt[-CONTEXT_TOKENS * TOKEN_BYTES :])
+        if special:
+            return IncrementalDecoder(self.read, context, marks=self._marks)
         return IncrementalDecoder(self.decode, context, silent=self.silent, marks=self._marks)
 
     def assembler(self, request: Open) -> TextAssembler:
         """What turns the output tokens of `request` into its text."""
-        return TextAssembler(self.decoder(request.context), StopScanner(request.stop, request.min_new_tokens))
+        scanner = StopScanner(request.stop, request.min_new_tokens, keep=request.include_stop)
+        return TextAssembler(self.decoder(request.context, special=request.special), scanner)
 
     def match_stop(self, params: SamplingParams, prompt: bytes) -> Callable[[int], str | None]:
         """The scheduler's stop string check: fed each output token, answers the stop string that it completes."""
-        return StopChecker(self.decoder(prompt), StopScanner(params.stop, params.min_new_tokens)).push
+        decoder = self.decoder(prompt, special=not params.skip_special_tokens)
+        return StopChecker(decoder, StopScanner(params.stop, params.min_new_tokens)).push
 
     def _longest_mark(self) -> int:
         """How many U+FFFD the beginning of one character decodes to: one, or with byte fallback one a byte."""
@@ -151,23 +169,36 @@ class Tokenizer:
         """Whether the chat template has a variable of this name."""
         return self._template is not None and variable in self._template
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether there is a chat template that reads tools."""
+        return self.tool_template is not None and "tools" in self.tool_template
+
     def chat(
         self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **options: Any
     ) -> str:
         """Messages as the text that the model's chat template makes of them, special tokens included.
 
-        Encode it with `add_special_tokens=False`. `options` are variables of the template. Raises `RequestError` where
-        there is no template, or it refuses.
+        Encode it with `add_special_tokens=False`. `options` are variables of the template, `tools` among them. Raises
+        `RequestError` where there is no template, or it refuses.
         """
-        if self._template is None:
+        template = self.tool_template if options.get("tools") else self._template
+        if template is None:
             raise RequestError(
                 "this model has no chat template; send the whole prompt to /v1/completions",
                 field="messages",
                 code="no_chat_template",
             )
-        variables = {**self.named, **options, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        there = {"tools": None, "documents": None}  # as transformers has them, for templates that ask if they are none
+        variables = {
+            **self.named,
+            **there,
+            **options,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._compiled.render(variables)
+            return self._compiled(template).render(variables)
         except jinja2.TemplateError as error:
             raise RequestError(
                 f"messages: the model's chat template refuses them: {error}", field="messages"
@@ -175,21 +206,26 @@ class Tokenizer:
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise RequestError("messages: the model's chat template cannot render them", field="messages") from error
 
+    def _compiled(self, template: str) -> jinja2.Template:
+        found = self._templates.get(template)
+        if found is not None:
+            return found
+        try:
+            return self._templates.setdefault(template, self._environment.from_string(template))
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(
+                f"this model's chat template cannot be used: {error}", field="messages", code="no_chat_template"
+            ) from error
+
     @cached_property
-    def _compiled(self) -> jinja2.Template:
-        assert self._template is not None, "checked by the caller"
+    def _environment(self) -> jinja2.Environment:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        try:
-            return environment.from_string(self._template)
-        except jinja2.TemplateSyntaxError as error:
-            raise RequestError(
-                f"this model's chat template cannot be used: {error}", field="messages", code="no_chat_template"
-            ) from error
+        return environment
 
 
 class _Generation(jinja2.ext.Extension):
@@ -223,13 +259,13 @@ def _content(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The default chat template: a file of its own, or part of the configuration, alone or by name."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path)
+def _find_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The default chat template, and the one for tools: files of their own, or parts of the configuration, by name."""
     template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    entries = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, Mapping)}
+    for name, path in (("default", "chat_template.jinja"), ("tool_use", "additional_chat_templates/tool_use.jinja")):
+        if (folder / path).is_file():
+            named[name] = read_text(folder / path)
+    default, tool_use = (named.get(name) for name in ("default", "tool_use"))
+    return default if isinstance(default, str) else None, tool_use if isinstance(tool_use, str) else None

@@ -20,7 +20,8 @@ from rtk.grammar.forms import AskedForm, Forms, ServedForm
 from rtk.grammar.verify import verified
 from rtk.observe.visit import current
 from rtk.schedule.messages import Abort, Answer, Finish, GrammarOrder, Inbound, NewRequest, Verdict
-from rtk.schedule.params import SamplingParams, sampling_params, shown
+from rtk.schedule.params import SamplingParams, answers_wanted, check_prompt_logprobs, sampling_params, shown
+from rtk.serve.answers import answer_rid, further_answer
 from rtk.serve.asking import Asking
 from rtk.serve.detokenizer import TextOutput, Texts
 from rtk.serve.handling import check_name, deadline_of, name_or_none, namespace_of, priority_of, refusal, stopped
@@ -44,14 +45,16 @@ MAX_VERIFYING = 2
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One request in flight."""
+    """One answer in flight."""
 
     id: str
     """Its id for the scheduler, never used twice: late answers to an ended request can reach no other."""
     rid: str
     names: frozenset[str]
-    """Its client id, and that of its batch."""
+    """Its client id, those of its request and of its batch."""
     index: int
+    answer_number: int
+    """Of its request's."""
     request: GenerateRequest
     queue: asyncio.Queue[Delta | RequestError]
     prompt_tokens: int = 0
@@ -138,7 +141,7 @@ class TokenizerManager(Asking):
     async def generate_batch(
         self, requests: Sequence[GenerateRequest], rid: str | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """The deltas of several requests as they come. `rid` names them together, for `abort`.
+        """The deltas of several requests as they come, of each answer of each. `rid` names them together, for `abort`.
 
         All are validated before one is sent. Raises `RequestError` where a request is refused, before its first delta,
         or fails; the others are then aborted. So are those that have not ended when the iterator is closed: close it
@@ -150,9 +153,12 @@ class TokenizerManager(Asking):
         visit = current()
         visit.serves(entry.rid for entry in entries)
         try:
-            prepared = []
+            prepared: list[NewRequest] = []
             for entry in entries:
-                prepared.append(await self._prepare(entry))
+                if number := entry.answer_number:
+                    prepared.append(self._further(entry, prepared[entry.index - number]))
+                else:
+                    prepared.append(await self._prepare(entry))
                 await asyncio.sleep(0)  # many short texts take as long as a long one: let the others run
             for entry, new in zip(entries, prepared, strict=True):
                 self._start(entry, new)
@@ -192,13 +198,18 @@ class TokenizerManager(Asking):
         return dataclasses.replace(delta, verified=result)
 
     def _reserve(self, requests: Sequence[GenerateRequest], rid: str) -> list[_Entry]:
-        """Enter the requests into the tables, so that no other can take their ids."""
-        rids = [_own_rid(request, rid, i, len(requests)) for i, request in enumerate(requests)]
-        self._check_free([*rids, rid] if len(requests) > 1 else rids)
+        """Enter the answers of the requests into the tables, so that no other can take their ids."""
+        answers = [
+            (request, own, number, answer_rid(own, number))
+            for i, request in enumerate(requests)
+            for own in (_own_rid(request, rid, i, len(requests)),)
+            for number in range(answers_wanted(request.sampling, request.names))
+        ]
+        self._check_free([*(name for *_, name in answers), *([rid] if len(requests) > 1 else [])])
         queue: asyncio.Queue[Delta | RequestError] = asyncio.Queue()
         entries = [
-            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, rid)), i, request, queue)
-            for i, (name, request) in enumerate(zip(rids, requests, strict=True))
+            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, own, rid)), i, number, request, queue)
+            for i, (request, own, number, name) in enumerate(answers)
         ]
         for entry in entries:
             self._entries[entry.id] = entry
@@ -250,6 +261,7 @@ class TokenizerManager(Asking):
         request = entry.request
         params = self._params(request)
         tokens = await self._prompts.tokens(request)
+        check_prompt_logprobs(params, len(tokens) // TOKEN_BYTES, names=request.names)
         return NewRequest(
             rid=entry.id,
             tokens=tokens,
@@ -263,11 +275,16 @@ class TokenizerManager(Asking):
             grammar=self._grammar(entry, tokens),
         )
 
+    def _further(self, entry: _Entry, first: NewRequest) -> NewRequest:
+        """A further answer to the prompt of the first one."""
+        self._grammar(entry, first.tokens)
+        return further_answer(first, entry.answer_number, rid=entry.id, name=entry.rid)
+
     def _grammar(self, entry: _Entry, tokens: bytes) -> GrammarOrder | None:
         """What the scheduler is to see to. Notes whether the answer begins with thinking, where all is free."""
         form, thinking = entry.request.form, self._thinking
         thinks = thinking is not None and thinking.is_open(entry.request, tokens)
-        entry.splitter = Splitter(thinking if thinks else None)
+        entry.splitter = Splitter(thinking if thinks or form is None else None, sure=thinks)
         if form is None:
             return None
         return replace(form.order, after=thinking.end.encode()) if thinking and thinks else form.order
@@ -275,6 +292,18 @@ class TokenizerManager(Asking):
     def _params(self, request: GenerateRequest) -> SamplingParams:
         given = {**self.facts.default_sampling, **request.sampling}
         return sampling_params(given, vocab_size=self.facts.vocab_size, names=request.names)
+
+    # --- tokens -------------------------------------------------------------------------------------------------
+
+    async def tokenize(
+        self, prompt: str | Chat, *, name: str = "prompt", add_special_tokens: bool | None = None
+    ) -> Sequence[int]:
+        """Token ids of a text or a chat; None: with special tokens around it where an answer's prompt has them."""
+        return await self._prompts.ids(prompt, name=name, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, tokens: Sequence[int], *, name: str = "tokens") -> str:
+        """The text of token ids, special ones by name."""
+        return await self._prompts.text(tokens, name=name)
 
     # --- answers ------------------------------------------------------------------------------------------------
 
@@ -352,6 +381,7 @@ class TokenizerManager(Asking):
             finish=output.finish,
             logprobs=output.logprobs,
             prompt_logprobs=output.prompt_logprobs,
+            offsets=output.offsets,
             thought=thought,
             content=content,
         )

@@ -1,8 +1,10 @@
 """Structural tags: free text, in which a trigger begins a tag."""
 
 from collections import deque
+from typing import NamedTuple
 
 from rtk_grammar.expr import (
+    ANY,
     EMPTY,
     NEVER,
     Alt,
@@ -14,6 +16,7 @@ from rtk_grammar.expr import (
     Token,
     all_but,
     alt,
+    chars,
     optional,
     paths,
     rep,
@@ -25,8 +28,24 @@ from rtk_grammar.strings import after, writable
 
 MOST_STATES = 400
 """Characters of all triggers together."""
+KEYS = frozenset({"triggers", "openers", "otherwise", "tags", "run", "once"})
+RUN = ("begin", "between", "end")
+WHITE = " \t\r\n"
 GOES_ON = frozenset("0123456789.eE+-")
 """What a number could go on with."""
+
+
+class _Spec(NamedTuple):
+    """What is asked for."""
+
+    tags: list[tuple[str, Schema, str]]
+    triggers: list[str]
+    openers: list[str]
+    run: tuple[str, str, str] | None
+    """What comes before, between and after tags that follow each other."""
+    once: bool
+    otherwise: Schema
+    """None: there is no other answer."""
 
 
 def write(text: str, whitespace: int, reasons: Reasons, by_rules: bool) -> Rules:
@@ -34,33 +53,80 @@ def write(text: str, whitespace: int, reasons: Reasons, by_rules: bool) -> Rules
 
     Free text is one token, or, `by_rules`, a rule for each state of the automaton that looks out for triggers.
     """
-    tags, triggers = _read(parsed(text))
+    spec = _read(parsed(text))
     rules: Rules = {}
-    free = _Free(triggers)
-    options: dict[str, list[Expr]] = {trigger: [] for trigger in triggers}
-    for i, (begin, schema, end) in enumerate(tags):
+    values: list[Expr] = []
+    for i, (_, schema, end) in enumerate(spec.tags):
         at = pointer("#", "tags", i)
         value = Writer(reasons, whitespace, rules).write(schema, pointer(at, "schema"))
         if (not end or end[0] in GOES_ON) and _may_be_a_number(value, rules):
             reasons.refuse("an end that a number before it could go on with", pointer(at, "end"))
-        trigger = next(one for one in triggers if begin.startswith(one))
-        options[trigger].append(seq(token(Text(begin[len(trigger) :])), value, token(Text(end))))
+        values.append(value)
+    if not spec.triggers:
+        options = [_run(spec, values, "")]
+        if spec.openers:
+            options.append(token(_not_beginning(spec.openers)))
+        if spec.otherwise is not None:
+            options.append(Writer(reasons, whitespace, rules).write(spec.otherwise, pointer("#", "otherwise")))
+        rules["root"] = alt(*options)
+        return rules
+    free, tagged = _Free(spec.triggers), {trigger: _run(spec, values, trigger) for trigger in spec.triggers}
     if by_rules:
-        return rules | free.rules({trigger: alt(*found) for trigger, found in options.items()})
+        return rules | free.rules(tagged, once=spec.once)
     last, until = free.expressions()
-    tagged = [seq(token(until[trigger]), alt(*found)) for trigger, found in options.items()]
-    rules["root"] = seq(rep(alt(*tagged)), optional(token(last)))
+    found = alt(*(seq(token(until[trigger]), run) for trigger, run in tagged.items()))
+    rules["root"] = seq(optional(found) if spec.once else rep(found), optional(token(last)))
     return rules
 
 
-def _read(spec: Schema) -> tuple[list[tuple[str, Schema, str]], list[str]]:
-    if not isinstance(spec, dict) or spec.keys() != {"triggers", "tags"}:
-        raise RefusedError("no object of triggers and tags")
-    triggers, tags = spec["triggers"], spec["tags"]
-    if not isinstance(triggers, list) or not triggers or not all(_is_text(one) and one for one in triggers):
-        raise RefusedError("triggers that is no array of texts, of one at least, and none empty")
+def _run(spec: _Spec, values: list[Expr], trigger: str) -> Expr:
+    """Tags that follow each other, once the trigger that they begin with is written."""
+    begin, between, end = spec.run or ("", "", "")
+    before = trigger if begin else ""
+    first = _tag(spec, values, "" if begin else trigger)
+    more = rep(seq(token(Text(between)), _tag(spec, values, ""))) if spec.run and not spec.once else EMPTY
+    return seq(token(Text(begin[len(before) :])), first, more, token(Text(end)))
+
+
+def _tag(spec: _Spec, values: list[Expr], written: str) -> Expr:
+    """One of the tags, once so much of it is written."""
+    rests = [(begin.removeprefix(written), begin.startswith(written), end) for begin, _, end in spec.tags]
+    return alt(
+        *(
+            seq(token(Text(rest)), value, token(Text(end)))
+            for (rest, fits, end), value in zip(rests, values, strict=True)
+            if fits
+        )
+    )
+
+
+def _not_beginning(openers: list[str]) -> Expr:
+    """All texts that do not begin with one of these, be it behind white space."""
+    openers = [one for one in openers if not any(one != other and one.startswith(other) for other in openers)]
+    begun = {opener[:i] for opener in openers for i in range(len(opener))}
+    options: list[Expr] = []
+    for text in sorted(begun):
+        going_on = [(ord(one[len(text)]),) * 2 for one in (*begun, *openers) if one[:-1] == text and one]
+        skipped = [] if text else [(ord(char), ord(char)) for char in WHITE]
+        options += [Text(text), seq(Text(text), all_but([*going_on, *skipped]), rep(ANY))]
+    return seq(rep(chars((ord(char), ord(char)) for char in WHITE)), alt(*options))
+
+
+def _read(spec: Schema) -> _Spec:
+    if not isinstance(spec, dict) or "tags" not in spec or spec.keys() - KEYS:
+        raise RefusedError("no object of tags, and what says how they stand in a text")
+    triggers, openers = (_texts(spec, key) for key in ("triggers", "openers"))
+    tags, run, once = spec["tags"], spec.get("run"), spec.get("once", False)
+    if sum(key in spec for key in ("triggers", "openers", "otherwise")) > 1:
+        raise RefusedError("several of triggers, openers and otherwise")
     if not isinstance(tags, list) or not tags:
         raise RefusedError("tags that is no array of tags, of one at least")
+    if not isinstance(once, bool):
+        raise RefusedError("once that is neither true nor false")
+    if run is not None:
+        if not isinstance(run, dict) or run.keys() != {*RUN} or not all(map(_is_text, run.values())):
+            raise RefusedError("run that is no object of the texts begin, between and end")
+        run = tuple(run[key] for key in RUN)
     found = []
     for i, tag in enumerate(tags):
         if not isinstance(tag, dict) or tag.keys() != {"begin", "schema", "end"}:
@@ -68,18 +134,37 @@ def _read(spec: Schema) -> tuple[list[tuple[str, Schema, str]], list[str]]:
         if not _is_text(tag["begin"]) or not _is_text(tag["end"]):
             raise RefusedError(f"begin or end of tag {i} is no text")
         found.append((tag["begin"], tag["schema"], tag["end"]))
+    _check_begins([begin for begin, _, _ in found], triggers, openers, run[0] if run else "")
+    return _Spec(found, triggers, openers, run, once, spec.get("otherwise"))
+
+
+def _texts(spec: Schema, key: str) -> list[str]:
+    """An array of texts, if it is there."""
+    if key not in spec:
+        return []
+    texts = spec[key]
+    if not isinstance(texts, list) or not texts or not all(_is_text(one) and one for one in texts):
+        raise RefusedError(f"{key} that is no array of texts, of one at least, and none empty")
+    return texts
+
+
+def _check_begins(begins: list[str], triggers: list[str], openers: list[str], before: str) -> None:
+    """Tags can be told apart, and from text; `before` is what comes before the first of several."""
+    firsts = [before + begin for begin in begins]
     for one in triggers:
         if any(one != other and other in one for other in triggers):
             raise RefusedError(f"the trigger {one!a} has another in it")
-        if not any(begin.startswith(one) for begin, _, _ in found):
+        if not any(first.startswith(one) for first in firsts):
             raise RefusedError(f"no tag begins with the trigger {one!a}")
-    begins = [begin for begin, _, _ in found]
+        if before and not before.startswith(one):
+            raise RefusedError(f"the trigger {one!a} is not that of the run")
     for i, begin in enumerate(begins):
-        if not any(begin.startswith(one) for one in triggers):
+        if triggers and not firsts[i].startswith(tuple(triggers)):
             raise RefusedError(f"tag {i} begins with no trigger")
+        if openers and not firsts[i].startswith(tuple(openers)):
+            raise RefusedError(f"tag {i} begins with no opener")
         if any(i != j and other.startswith(begin) for j, other in enumerate(begins)):
             raise RefusedError(f"another tag begins as tag {i} does, with {begin!a}")
-    return found, triggers
 
 
 def _is_text(value: Schema) -> bool:
@@ -118,14 +203,15 @@ class _Free:
         """The characters that lead back to the first state."""
         return all_but((ord(char), ord(char)) for char, target in self._steps[state].items() if target)
 
-    def rules(self, tagged: dict[str, Expr]) -> Rules:
-        """Free text in which each trigger is followed by what is `tagged` so."""
+    def rules(self, tagged: dict[str, Expr], *, once: bool) -> Rules:
+        """Free text in which each trigger is followed by what is `tagged` so, once or as often as one likes."""
         found: Rules = {"root": Ref("t0")}
         for i, trigger in self._triggers.items():
-            found[f"t{i}"] = seq(tagged[trigger], Ref("t0"))
+            found[f"t{i}"] = seq(tagged[trigger], Ref("n0" if once else "t0"))
         for state, row in self._steps.items():
-            steps = [seq(Text(char), Ref(f"t{target}")) for char, target in row.items() if target]
-            found[f"t{state}"] = alt(seq(self._others(state), Ref("t0")), *steps, EMPTY)
+            for name, known in (("t", {*self._steps, *self._triggers}), ("n", {*self._steps})):
+                steps = [seq(Text(char), Ref(f"{name}{to}")) for char, to in row.items() if to and to in known]
+                found[f"{name}{state}"] = alt(seq(self._others(state), Ref(f"{name}0")), *steps, EMPTY)
         return found
 
     def expressions(self) -> tuple[Expr, dict[str, Expr]]:

@@ -10,7 +10,7 @@ import pytest
 from test_table import BACKENDS, backend, can_say
 
 from rtk.plugin import Options
-from rtk.plugin.grammar import Spec, Vocabulary, packed, unpacked
+from rtk.plugin.grammar import Reason, Spec, Vocabulary, packed, unpacked
 from rtk.plugin.testing.grammar import END, VOCABULARY, allowed
 
 GRAMMARS = ["xgrammar", "llguidance"]
@@ -104,6 +104,82 @@ def test_tags(name):
     spec = Spec("structural_tag", json.dumps({"triggers": ["<f", "[["], "tags": tags}))
     (reason,) = backend(name).judge(spec).reasons
     assert reason == ("an end that a number before it could go on with", "#/tags/1/end")
+
+
+CALLS = [{"begin": f"<c>{name}:", "schema": {"type": "boolean"}, "end": "</c>"} for name in "ab"]
+LISTED = [{"begin": f"{name}:", "schema": {"type": "boolean"}, "end": ""} for name in "ab"]
+LINES = {"begin": "", "between": "\n", "end": ""}
+MARKED = {"begin": "[T][", "between": ", ", "end": "]"}
+ARRAY = {"begin": "[", "between": ", ", "end": "]"}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize(
+    ("spec", "said", "not_said"),
+    [
+        ({"tags": CALLS}, ["<c>a:true</c>"], ["", "x", "<c>a:true</c><c>a:true</c>"]),
+        (
+            {"tags": CALLS, "run": LINES},
+            ["<c>a:true</c>", "<c>a:true</c>\n<c>b:false</c>"],
+            ["", "x", "<c>a:true</c>\n", "<c>a:true</c><c>b:true</c>"],
+        ),
+        ({"tags": CALLS, "run": LINES, "once": True}, ["<c>a:true</c>"], ["", "<c>a:true</c>\n<c>b:false</c>"]),
+        (
+            {"tags": CALLS, "triggers": ["<c>"], "once": True},
+            ["", "hi", "<c>a:true</c>", "x<c>a:true</c> <b ok <"],
+            ["<c>a:true</c>x<c>b:false</c>", "<c>"],
+        ),
+        (
+            {"tags": LISTED, "run": MARKED, "triggers": ["[T]"]},
+            ["", "hi[T", "[T][a:true, b:false]ok [T][a:true]"],
+            ["[T][]", "[T]", "[T][a:true"],
+        ),
+        (
+            {"tags": LISTED, "run": MARKED, "triggers": ["[T]"], "once": True},
+            ["", "hi[T", "x[T][a:true]y"],
+            ["[T][a:true, b:false]", "x[T][a:true]y[T][a:true]", "[T]"],
+        ),
+        (
+            {"tags": LISTED, "run": ARRAY, "openers": ["{", "[", "<|p|>"]},
+            ["", "hi[T", " hi {", " <|p", "<|pp|>", "<{", "[a:true, b:true]", "  "],
+            ["[", "{", " {", "  [a:true]", "\n<|p|>x", "[a:true] x", "[x"],
+        ),
+        ({"tags": LISTED, "run": ARRAY, "openers": ["[", "[x"], "once": True}, ["[a:true]"], ["[a:true, b:true]", "["]),
+        (
+            {"tags": LISTED, "run": LINES | {"between": "; "}, "openers": ["a:", "b:"]},
+            ["", "x", "a", "a:true; b:true"],
+            ["a:true; x", "b:x"],
+        ),
+        (
+            {"tags": CALLS, "run": LINES, "otherwise": {"type": "array", "items": {"type": "null"}}},
+            ["[null]", "<c>a:true</c>\n<c>b:false</c>"],
+            ["", "[1]", "[null]<c>a:true</c>", "<c>a:true</c>[null]"],
+        ),
+    ],
+)
+def test_tags_that_are_the_answer_or_several(name, spec, said, not_said):
+    spec = Spec("structural_tag", json.dumps(spec))
+    assert backend(name).judge(spec).verdict == "exact"
+    matcher = backend(name).compile(spec, VOCABULARY)
+    assert [text for text in [*said, *not_said] if can_say(matcher, text)] == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"more": 1}, "no object of tags, and what says how they stand in a text"),
+        ({"triggers": ["<c>"], "openers": ["<c>"]}, "several of triggers, openers and otherwise"),
+        ({"openers": []}, "openers that is no array of texts, of one at least, and none empty"),
+        ({"openers": ["x"]}, "tag 0 begins with no opener"),
+        ({"once": 1}, "once that is neither true nor false"),
+        ({"run": {"begin": ""}}, "run that is no object of the texts begin, between and end"),
+        ({"run": MARKED, "triggers": ["<c>"]}, "no tag begins with the trigger '<c>'"),
+        ({"run": MARKED, "triggers": ["[T][<c>"]}, "the trigger '[T][<c>' is not that of the run"),
+    ],
+)
+def test_tags_that_are_malformed(changes, problem):
+    spec = Spec("structural_tag", json.dumps({"tags": CALLS} | changes))
+    assert {backend(name).judge(spec).reasons for name in GRAMMARS} == {(Reason(f"structural_tag: {problem}"),)}
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -15,7 +15,10 @@ from rtk.serve.http.errors import answering_errors, route_error
 from rtk.serve.http.metrics import Measured, Metrics
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
+from rtk.serve.http.openapi import OpenApi
 from rtk.serve.http.requests import Requests
+from rtk.serve.http.responses import Responses
+from rtk.serve.http.tokens import Tokens
 from rtk.serve.http.watch import Tally, Watch
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -36,14 +39,18 @@ def create_app(
     measured, tally = Measured(manager), Tally()
     admin, requests = Admin(manager, settings, version, config, measured), Requests(manager, settings)
     metrics = Metrics(manager, settings, measured, tally, version)
+    responses, tokens = Responses(manager, settings), Tokens(manager, settings)
     app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (
         ("POST", "/v1/completions", openai.completions),
         ("POST", "/v1/chat/completions", openai.chat_completions),
+        ("POST", "/v1/responses", responses.create),
         ("GET", "/v1/models", openai.models),
         ("GET", "/v1/models/{model:path}", openai.model),
         ("POST", "/generate", native.generate),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
         ("GET", "/health", admin.health),
         ("GET", "/ready", admin.ready),
         ("GET", "/metrics", metrics.metrics),
@@ -55,6 +62,7 @@ def create_app(
         ("POST", "/cache/explain", cache.explain),
         ("POST", "/cache/pin", cache.pin),
         ("POST", "/cache/unpin", cache.unpin),
+        ("GET", "/openapi.json", OpenApi(version).show),
     ):
         endpoint = answering_errors(handler)
         app.add_route(path, endpoint, methods=[method])

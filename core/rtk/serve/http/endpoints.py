@@ -7,14 +7,16 @@ from typing import Any
 from starlette.requests import Request
 
 from rtk.errors import RequestError
-from rtk.serve.http.body import must_be, read_object
+from rtk.schedule.params import shown
+from rtk.serve.http.body import must_be, read_object, typed
 from rtk.serve.http.fields import Ignored, Scope, read_fields
 from rtk.serve.http.rights import AdminRights
+from rtk.serve.http.sampling_fields import Asked
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 MIB = 1024 * 1024
 
-_HANDLING = ("cache_salt", "priority", "routing_key", "deadline_ms")
+_HANDLING = ("cache_salt", "extra_key", "priority", "routing_key", "deadline_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +25,11 @@ class HttpSettings:
 
     max_body_bytes: int = 16 * MIB
     max_batch: int = 128
-    """Prompts in one request."""
+    """Prompts in one request, and answers to it."""
     strict_fields: bool = False
     """Refuse fields that rtk does not know, instead of naming them in the answer."""
+    tool_parser: str = "auto"
+    """How the model writes calls of tools, see `rtk.serve.tools.choose`."""
     admin: AdminRights = field(default_factory=AdminRights)
     """Who may run the server: empty the cache, pin, see the configuration."""
 
@@ -43,6 +47,18 @@ class Endpoints:
         ignored = Ignored(strict=self.settings.strict_fields)
         return read_fields(body, scope, ignored), ignored
 
+    def check_model(self, values: Mapping[str, Any]) -> None:
+        """Raises `RequestError` for another model than the served one."""
+        served = self.manager.facts.served_name
+        name = typed(values, "model", str, served)
+        if name != served:
+            raise RequestError(
+                f"model {shown(name)} does not exist; this server has {served!r}",
+                field="model",
+                code="model_not_found",
+                status=404,
+            )
+
     def handling(self, values: Mapping[str, Any], ignored: Ignored) -> dict[str, Any]:
         """What a body says of how its prompts are to be handled, as fields of `GenerateRequest`, not validated yet."""
         given = {name: values[name] for name in _HANDLING if name in values}
@@ -52,6 +68,13 @@ class Endpoints:
         if "routing_key" in given and not facts.reads_routing_key:
             ignored.note("routing_key")
         return given
+
+    def check_answers(self, prompts: int, asked: Asked) -> None:
+        """Raises `RequestError` for more answers, to all prompts together, than one request may have."""
+        limit, answers = self.settings.max_batch, prompts * asked.answers
+        if answers > limit:
+            field = asked.names.get("n", "n")
+            raise RequestError(f"{field}: {answers} answers to one request; at most {limit}", field=field)
 
     def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:
         """Each prompt of a batch by what the client calls it.

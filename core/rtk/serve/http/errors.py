@@ -41,10 +41,11 @@ def error_response(error: RequestError) -> Response:
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """`content` as JSON."""
-    return Response(_encoded(content), status, headers, media_type="application/json")
+    return Response(encoded(content), status, headers, media_type="application/json")
 
 
-def _encoded(content: Any) -> bytes:
+def encoded(content: Any) -> bytes:
+    """`content` as JSON in bytes."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:  # the name of a folder may be no text; JSON escapes what UTF-8 cannot hold

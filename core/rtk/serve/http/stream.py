@@ -5,14 +5,13 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rtk.errors import RequestError
 from rtk.observe.visit import current
-from rtk.serve.http.errors import error_body, internal_error
+from rtk.serve.http.errors import encoded, error_body, internal_error
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(content: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+    return b"data: " + encoded(content) + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:

@@ -1,0 +1,69 @@
+"""`<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`, of Qwen 3 Coder, Qwen 3.5 and others.
+
+Values are texts; which type they are of, the tool's schema says. A call that a grammar forces is written as in
+`hermes`, which is read here too: in this format a grammar could promise nothing about a text with marks in it.
+"""
+
+import json
+from typing import Any
+
+from rtk.serve.tools import hermes
+from rtk.serve.tools.layout import Format
+from rtk.serve.tools.machine import Outcome, Steps, Tool
+
+FUNCTION, PARAMETER = "<function=", "<parameter="
+ENDS = {FUNCTION: "</function>", PARAMETER: "</parameter>"}
+
+
+class Qwen3Coder(hermes.Hermes):
+    """As `Hermes`, with calls of both kinds between the marks."""
+
+    def body(self, raw: list[str]) -> Steps[Outcome]:
+        if self.char == "{":
+            return (yield from super().body(raw))
+        if not (yield from self.literal(FUNCTION, raw.append)):
+            return Outcome.MALFORMED
+        name = yield from self.name(raw.append)
+        if not ((yield from self.literal(">", raw.append)) and self.may_call(name)):
+            return Outcome.MALFORMED
+        raw.clear()
+        self.call(name)
+        yield from self._parameters(self.tools[name])
+        return Outcome.CALL
+
+    def _parameters(self, tool: Tool) -> Steps[None]:
+        """Up to the end of the function. What stands between parameters is content."""
+        begin = "{"
+        while (mark := (yield from self.until(PARAMETER, ENDS[FUNCTION], hermes.END))) == PARAMETER:
+            key: list[str] = []
+            value: list[str] = []
+            yield from self.until(">", take=key.append)
+            whole = yield from self.until(ENDS[PARAMETER], take=value.append)
+            name = "".join(key)
+            text = _value("".join(value), tool.parameters.get("properties"), name)
+            if not whole:  # nor is the text
+                text = text[:-1] if text[0] == '"' else text
+            self.arguments(f"{begin}{json.dumps(name, ensure_ascii=False)}: {text}")
+            begin = ", "
+        if mark:
+            self.arguments("{}" if begin == "{" else "}")
+
+
+def _value(text: str, properties: Any, name: str) -> str:
+    """A value as JSON: as it is written where that is JSON and the schema has no text there, else as a text."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    schema = properties.get(name) if isinstance(properties, dict) else None
+    if not (isinstance(schema, dict) and schema.get("type") == "string"):
+        try:
+            json.loads(text, parse_constant=_no_constant)
+            return text.strip()
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+FORMAT = Format("qwen3_coder", Qwen3Coder, hermes.LAYOUT)
