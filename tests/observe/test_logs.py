@@ -79,9 +79,13 @@ def test_a_line_written_while_somebody_is_served_has_the_requests_id(monkeypatch
         visit.begin().serves(["a", "b"])
         log.info("of a")
         log.info("of c", extra=logs.about("c"))
+        log.info("of d", extra={"rid": "d", "path": "/p", "seconds": 0.5, "level": "mine", "odd": {1}})
 
-    found = [json.loads(line)["request_id"] for line in lines(monkeypatch, act, log_format="json")]
-    assert found == ["a", "c"]
+    first, second, third = map(json.loads, lines(monkeypatch, act, log_format="json"))
+    assert [line["request_id"] for line in (first, second, third)] == ["a", "c", "d"]
+    more = {name: third[name] for name in third.keys() - first.keys()}
+    assert more == {"path": "/p", "seconds": 0.5, "odd": "{1}"}
+    assert third["level"] == "info"
     visit.begin()
 
 

@@ -1,7 +1,6 @@
-"""Each request that asks for answers becomes a span, with what the scheduler knows of its wait, and a log line."""
+"""Each request that asks for answers becomes a span, with what the scheduler knows of its wait."""
 
 import asyncio
-import logging
 
 import httpx
 import pytest
@@ -10,7 +9,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from real_server import MODEL, Real, run
 
-from rtk.observe import visit
 from rtk.observe.tracing import Tracing
 from rtk.serve.http.app import create_app
 
@@ -76,28 +74,3 @@ def test_a_request_that_is_refused_is_a_span_with_the_error_and_all_else_is_none
         assert "gen_ai.latency.time_in_queue" not in span.attributes
 
     run(Traced("a", end=False), test)
-
-
-def test_a_line_for_each_answer_with_the_id_of_the_request(caplog):
-    caplog.set_level("DEBUG", "rtk.serve.http.watch")
-    ids = []
-
-    class Notes(logging.Handler):
-        def emit(self, record):
-            ids.append(visit.current().request_id)
-
-    notes = Notes()
-    logging.getLogger("rtk.serve.http.watch").addHandler(notes)
-
-    async def test(server):
-        await server.post("/generate", rid="story", sampling_params={"max_new_tokens": 1})
-        await server.request("GET", "/v1/models/secret")
-
-    try:
-        run(Real("a", end=False), test)
-    finally:
-        logging.getLogger("rtk.serve.http.watch").removeHandler(notes)
-    assert ids == ["story", ""]
-    assert [message.rpartition(" after ")[0] for message in caplog.messages] == [
-        "POST /generate: 200", "GET /v1/models/{model}: 404",
-    ]  # fmt: skip

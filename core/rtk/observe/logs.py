@@ -40,6 +40,10 @@ class TextFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "request_id", "rid"}
+"""What every record has, or a field of ours has another name for; all else is said as it was given."""
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line."""
 
@@ -56,13 +60,14 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "pid": os.getpid(),
         }
-        if rid := getattr(record, "request_id", "") or current().request_id:
-            line["request_id"] = str(rid)
+        if rid := getattr(record, "request_id", "") or getattr(record, "rid", "") or current().request_id:
+            line["request_id"] = rid
+        line |= {name: value for name, value in vars(record).items() if name not in _OWN and name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line)  # ASCII: it fits any encoding, and nothing in it steers a terminal
+        return json.dumps(line, default=str)  # ASCII: it fits any encoding, and nothing in it steers a terminal
 
 
 TEXT = "%(levelname)s: %(message)s"

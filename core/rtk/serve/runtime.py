@@ -104,6 +104,7 @@ class EngineCore:
         self.grammar_backends = None if grammars is None else grammars.backends
         """Who may be asked for; None: there are no grammars."""
         scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
+        scheduler.health.plugins += [f"grammar plugin {name!r}" for name in self.grammar_backends or ()]
         self.thread = SchedulerThread(scheduler, deliver, after_step)
 
     @property

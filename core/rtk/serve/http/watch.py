@@ -78,7 +78,6 @@ class Watch:
             self._tally.responses[path, str(status)] += 1
         if visit.code:
             self._tally.errors[visit.code] += 1
-        log.debug("%s %s: %d after %.3f s", scope["method"], path, status, monotonic() - visit.began)
         if self._tracing is not None and visit.rids:
             task = asyncio.create_task(self._tell(self._tracing, visit, path, scope))
             self._telling.add(task)
