@@ -76,6 +76,7 @@ def look(before: Scrape | None, now: Scrape) -> dict[str, Any]:
         "running": int(now.of("rtk_requests_running")),
         "waiting": int(now.of("rtk_requests_waiting")),
         "compiling": int(now.of("rtk_requests_compiling")),
+        "following": int(now.of("rtk_requests_following")),
         "queue_full": bool(now.of("rtk_queue_is_full")),
         **{state: int(now.of("rtk_pool_tokens", state)) for state in STATES},
         "pool": int(now.of("rtk_pool_size_tokens")),

@@ -213,6 +213,7 @@ def _numbers(found: Mapping[str, Any]) -> Any:
         ("running", f"{found['running']:,}"),
         ("waiting", f"{found['waiting']:,}{full}"),
         ("compiling", f"{found['compiling']:,}"),
+        ("following", f"{found['following']:,}"),
         ("generated/s", _rate(found["generated_tokens_s"])),
         ("prefill/s", _rate(found["prefill_tokens_s"])),
         ("steps/s", _rate(found["steps_s"])),

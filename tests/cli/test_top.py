@@ -26,7 +26,8 @@ from rtk_cli.looks import QUANTILES, Scrape, look, quantile, scraped
 from rtk_cli.main import app
 
 KEYS = {
-    "up", "stats_age_s", "uptime_s", "version", "model", "over_s", "running", "waiting", "compiling", "queue_full",
+    "up", "stats_age_s", "uptime_s", "version", "model", "over_s", "running", "waiting", "compiling", "following",
+    "queue_full",
     "free", "evictable", "protected", "held", "pool", "hit_rate", "new_token_ratio", "prefill_tokens_s",
     "generated_tokens_s", "steps_s", "finished_s", "retractions_s", "retractions", "ttft_s", "inter_token_s", "queue_s",
 }  # fmt: skip

@@ -74,3 +74,14 @@ def test_a_request_that_is_refused_is_a_span_with_the_error_and_all_else_is_none
         assert "gen_ai.latency.time_in_queue" not in span.attributes
 
     run(Traced("a", end=False), test)
+
+
+def test_several_answers_have_one_prompt():
+    async def test(server):
+        answer = await server.traced("/v1/completions", prompt="abcd", n=3, max_tokens=2, temperature=0)
+        assert len(answer.json()["choices"]) == 3
+        said = dict((await server.span()).attributes)
+        assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (4, 6)
+        assert said["gen_ai.response.finish_reasons"] == ("length",) * 3
+
+    run(Traced("a", end=False), test)

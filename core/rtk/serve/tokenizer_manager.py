@@ -170,7 +170,7 @@ class TokenizerManager(Asking):
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
-                visit.saw(item)
+                visit.saw(item, further=entries[item.index].answer_number > 0)
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
