@@ -21,9 +21,7 @@ AdminKey = Annotated[
     typer.Option(help="the server's serve.admin_api_key", envvar=KEY_VARIABLE, show_envvar=True),
 ]
 
-Tenant = Annotated[
-    str | None, typer.Option(help="whose it is, of the tenants of serve.api_keys")
-]
+Tenant = Annotated[str | None, typer.Option(help="whose it is, of the tenants of serve.api_keys")]
 
 
 class Server:
