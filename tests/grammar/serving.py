@@ -54,7 +54,7 @@ class Serving:
         self.app = create_app(self.runtime.manager)
 
     async def request(self, path, body):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://localhost") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
             return await client.request("POST" if body else "GET", path, json=body, timeout=30)
 
     def run(self, *requests):
