@@ -1,6 +1,7 @@
 """The clients of bench/soak.py: what each sends, when it leaves, and what it must get."""
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 LIMIT_S = 120.0
 """How long one client waits."""
-PROMPT, ANSWER, LONG = (16, 160), (16, 160), 256
+PROMPT, ANSWER, LONG = (8, 96), (32, 192), 256
 """Bytes of prompts behind what they share, tokens of answers, and of answers that nobody waits for."""
 
 SHARED = [f"{topic}: what is known of it, in a few words. " for topic in ("tides", "rivers", "clouds", "moss")]
@@ -125,7 +126,7 @@ def _malformed(rng: random.Random, rid: str) -> Plan:
 
 
 def _hurried(rng: random.Random, rid: str) -> Plan:
-    return _request(rng, rid, "deadline", {"deadline_ms": rng.choice([1, 20, 100, 400])}, {"deadline": True})
+    return _request(rng, rid, "deadline", {"deadline_ms": rng.choice([1, 50, 400, 60_000])}, {"deadline": True})
 
 
 def _several(rng: random.Random, rid: str) -> Plan:
@@ -211,6 +212,8 @@ async def _talk(host: str, port: int, plan: Plan, outcome: Outcome) -> None:
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def _read(reader: asyncio.StreamReader, plan: Plan, outcome: Outcome) -> None:

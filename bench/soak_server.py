@@ -1,6 +1,7 @@
 """`rtk serve` as a process, and what it and its children hold. See bench/soak.py."""
 
 import asyncio
+import contextlib
 import json
 import re
 import subprocess
@@ -73,8 +74,12 @@ class Server:
     def __exit__(self, *_: object) -> None:
         """Whatever has not ended is killed: nothing is left behind."""
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
+        self._reader.join(5)
+        if self._process.stderr:
+            self._process.stderr.close()
 
     def processes(self) -> list[psutil.Process]:
         """The server and all below it."""
@@ -94,6 +99,15 @@ class Server:
                 continue
             processes, sockets, files, size = processes + 1, sockets + mine[0], files + mine[1], size + mine[2]
         return Held(processes, sockets, files, size)
+
+    def connections(self) -> int:
+        """Ends of clients' connections that it has not closed."""
+        found = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets = process.net_connections("tcp")
+                found += sum(bool(one.raddr) and one.laddr.port == self.port for one in sockets)
+        return found
 
     def ask(self, path: str) -> Any:
         """What a GET answers, parsed."""
@@ -121,7 +135,4 @@ class Server:
         except subprocess.TimeoutExpired:
             status = None
         _, left = psutil.wait_procs(processes, 5)
-        for process in left:
-            process.kill()
-        self._reader.join(5)
         return status, len(left)
