@@ -114,6 +114,7 @@ class Soak:
         self._check_clients(early + outcomes + left + late)
         self._check_leaving(before, middle, after, left)
         self._check_server(before, after)
+        self._check_metrics(self.server.metrics())
         self._check_held(base, held)
         self.figures |= {
             "requests": options.requests,
@@ -127,8 +128,9 @@ class Soak:
         }
 
     async def _gives_several(self) -> bool:
-        body = b'{"prompt": "a", "n": 2, "max_tokens": 1, "temperature": 1}'
-        return (await run(self.server.host, self.server.port, Plan("probe", "/v1/completions", body))).status == 200
+        body = b'{"prompt": "a", "n": 2, "max_tokens": 1, "temperature": 1, "ignore_eos": true}'
+        probe = Plan("probe", "/v1/completions", body, wants={"tokens": 1, "choices": 2})
+        return not (await run(self.server.host, self.server.port, probe)).problem
 
     # --- checks -------------------------------------------------------------------------------------------------
 
@@ -170,6 +172,12 @@ class Soak:
         self.check("aborts", after["finished_abort"] - before["finished_abort"], "> 0", lambda n: n > 0)
         self.check("tracebacks in the log", sum("Traceback" in line for line in self.server.log), 0)
         self.check("health", self.server.ask("/health")["status"], "ok")
+
+    def _check_metrics(self, found: dict[str, float]) -> None:
+        """What is scraped says so too; a server that has no metrics is not asked."""
+        for name in ("in_flight", "running", "waiting", "following", "compiling"):
+            if (series := f"rtk_requests_{name}") in found:
+                self.check(series, found[series], 0)
 
     def _check_held(self, base: Held, held: Held) -> None:
         options, grown = self.options, held - base

@@ -92,7 +92,9 @@ class Outcome:
 def plans(count: int, seed: int, *, several: bool) -> list[Plan]:
     """The clients of one run, the same for a seed. `several`: whether the server gives several answers to a prompt."""
     rng = random.Random(seed)
-    shares = {_malformed: 0.05, _leaver: 0.2, _formed: 0.1, _hurried: 0.05, _several: 0.05 if several else 0}
+    shares = {_malformed: 0.05, _leaver: 0.2, _formed: 0.1, _hurried: 0.05}
+    if several:
+        shares |= {_several: 0.05, _leaver: 0.18, _several_leave: 0.02}
     makers = [maker for maker, share in shares.items() for _ in range(round(share * count))]
     makers += [_plain] * (count - len(makers))
     rng.shuffle(makers)
@@ -133,10 +135,14 @@ def _several(rng: random.Random, rid: str) -> Plan:
     return _request(rng, rid, "several", {"n": 2, "temperature": 1}, {"choices": 2})
 
 
-def _leaver(rng: random.Random, rid: str, leaves: str | None = None) -> Plan:
+def _several_leave(rng: random.Random, rid: str) -> Plan:
+    return _leaver(rng, rid, n=2)
+
+
+def _leaver(rng: random.Random, rid: str, leaves: str | None = None, **more: Any) -> Plan:
     leaves = leaves or rng.choice(["sending", "waiting", "waiting", "events", "events"])
     after = rng.randint(1, 12) if leaves == "events" else rng.choice([0, 0, 0.005, 0.02, 0.1])
-    more = {"max_tokens": LONG, "stream": leaves == "events" or rng.random() < 0.5}
+    more |= {"max_tokens": LONG, "stream": leaves == "events" or rng.random() < 0.5}
     if leaves == "waiting" and rng.random() < 0.2:  # it may leave a grammar that is being compiled
         more["guided_regex"] = f"[a-f]{{{rng.randint(1, 60)}}}"
     plan = _request(rng, rid, "leaves", more)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -118,6 +119,19 @@ class Server:
         """Counters and gauges, and the requests in flight."""
         info = self.ask("/server_info")
         return {**info["stats"], "in_flight": info["in_flight"]}
+
+    def metrics(self) -> dict[str, float]:
+        """What /metrics says, summed over labels; nothing where there is none."""
+        try:
+            with urllib.request.urlopen(f"http://{self.host}:{self.port}/metrics", timeout=ASK_S) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return {}
+        sums: dict[str, float] = {}
+        for series, value in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
+            sums[series] = sums.get(series, 0.0) + float(value)
+        return sums
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
         """Wait until something holds; answers whether it did."""

@@ -19,7 +19,7 @@ def bench():
 
 @pytest.mark.timeout(300)
 def test_all_is_back_afterwards(bench, capsys):
-    options = bench.soak.parser().parse_args(["--requests", "200", "--", "--overlap", "true"])
+    options = bench.soak.parser().parse_args(["--requests", "200", "--memory-mib", "96", "--", "--overlap", "true"])
     one = bench.soak.soak(options)
     assert bench.soak.report(one), capsys.readouterr().out
     kinds = one.figures["kinds"]
