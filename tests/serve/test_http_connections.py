@@ -33,7 +33,7 @@ class OnPort(InProcess):
     def __init__(self, script=None, *, tls=None, max_connections=100, header_timeout_s=WAIT_S, **settings):
         super().__init__(script or saying(A), tokenizer=TOKENIZER, settings=settings)
         limits = {"max_connections": max_connections, "header_timeout_s": header_timeout_s}
-        self._server = Server(self.app, lambda: None, tls=tls, **limits)
+        self._server = Server(self.app, self.manager, lambda: None, 0, tls=tls, **limits)
 
     def __enter__(self):
         super().__enter__()
