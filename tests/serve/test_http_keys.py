@@ -26,6 +26,7 @@ GENERATING = [
     ("/v1/completions", {"prompt": "x"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ("/generate", {"text": "x"}),
+    ("/v1/responses", {"input": "x"}),
 ]
 
 

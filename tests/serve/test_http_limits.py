@@ -19,6 +19,7 @@ GENERATING = [
     ("/v1/completions", {"prompt": "xy"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "xy"}]}),
     ("/generate", {"text": "xy"}),
+    ("/v1/responses", {"input": "xy"}),
 ]
 
 

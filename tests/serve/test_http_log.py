@@ -19,7 +19,10 @@ from rtk.serve.http.rights import ApiKeys
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
 MARK = "Mark-Of-A-Prompt"
-PATHS = [("/v1/completions", "prompt"), ("/generate", "text"), ("/v1/chat/completions", "messages")]
+PATHS = [
+    ("/v1/completions", "prompt"), ("/generate", "text"), ("/v1/chat/completions", "messages"),
+    ("/v1/responses", "input"),
+]  # fmt: skip
 
 
 def marked(name, text=MARK):
@@ -85,8 +88,9 @@ def test_no_line_has_what_a_client_wrote(caplog, more, stream):
         for path, name in PATHS:
             for text in (MARK, f"{MARK}\udfff", MARK * 200):
                 http.post(path, {**marked(name, text), **more, "stream": stream})
+                http.post("/tokenize", {"prompt": text, **more})
     assert MARK not in caplog.text
-    assert len(lines(caplog)) == 9
+    assert len(lines(caplog)) == 2 * 3 * len(PATHS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
