@@ -54,6 +54,7 @@ def _serve(
     collector.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
+    listener.listen()  # who reads in the log that it is ready can connect
     try:
         server = _server(engine, listener, tracing, tls)
         if isinstance(engine, Supervisor):
