@@ -164,6 +164,18 @@ def test_requests_that_are_refused_or_fail_give_their_places_back():
         http.run(test())
 
 
+def test_a_prompt_that_the_engine_has_no_place_for_costs_nothing():
+    with limited(lambda new: iter([refusal(new, status=503, code="queue_full")]), tokens_per_minute=1) as http:
+
+        async def test():
+            for _ in range(3):
+                answer = await ask(http, "/v1/completions", {"prompt": "xyz"}, "a")
+                assert error_of(answer, 503)["code"] == "queue_full"
+            assert http.manager.in_flight == 0
+
+        http.run(test())
+
+
 # --- lengths ----------------------------------------------------------------------------------------------------
 
 CEILINGS = {"ceilings": Ceilings(prompt_tokens=3, new_tokens=5)}
