@@ -13,8 +13,11 @@ from fake_scheduler import LENGTH, WAIT_S, Gate, Verdict, saying
 from http_harness import InProcess
 from tiny_tokenizer import byte_level, ids_of
 
-from rtk.config.load import config_from
+from rtk.config.load import LoadedConfig, config_from
 from rtk.errors import ConfigError
+from rtk.plugin.host import installed
+from rtk.serve import launch
+from rtk.serve.dry_run import rehearse
 from rtk.serve.http import connection as connection_module
 from rtk.serve.http.rights import ApiKeys
 from rtk.serve.http.server import Server
@@ -33,7 +36,7 @@ class OnPort(InProcess):
     def __init__(self, script=None, *, tls=None, max_connections=100, header_timeout_s=WAIT_S, **settings):
         super().__init__(script or saying(A), tokenizer=TOKENIZER, settings=settings)
         limits = {"max_connections": max_connections, "header_timeout_s": header_timeout_s}
-        self._server = Server(self.app, lambda: None, tls=tls, **limits)
+        self._server = Server(self.app, self.manager, lambda: None, 0, tls=tls, **limits)
 
     def __enter__(self):
         super().__enter__()
@@ -248,3 +251,16 @@ def test_files_that_cannot_be_used_are_one_line(tmp_path, keys, problem):
     with pytest.raises(ConfigError) as refused:
         tls(**{name: value if name == "key_password" else tmp_path / value for name, value in keys.items()})
     assert str(refused.value) == problem.format(tmp_path)
+
+
+def test_they_are_read_before_anything_is_started(monkeypatch, tmp_path):
+    def starts(*_):
+        raise AssertionError("the files come first")
+
+    for name in ("start", "Supervisor", "start_tracing", "_listen"):
+        monkeypatch.setattr(launch, name, starts)
+    config = config_from({"serve.tls.cert_file": str(tmp_path / "none.pem")})
+    with pytest.raises(ConfigError, match=r"serve.tls.cert_file = '.*none.pem': No such file"):
+        launch.serve(LoadedConfig(config, {}))
+    with pytest.raises(ConfigError, match="No such file"):
+        rehearse(LoadedConfig(config, {}), installed())

@@ -26,6 +26,7 @@ GENERATING = [
     ("/v1/completions", {"prompt": "x"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ("/generate", {"text": "x"}),
+    ("/v1/responses", {"input": "x"}),
 ]
 
 
@@ -53,7 +54,7 @@ def test_every_path_but_that_of_health_wants_a_key(http):
     for path in sorted(paths | {"/", "/nope", "/health/", "/Health", "/v1/models/"}):
         for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
             answer = ask(http, path, method=method)
-            if path == "/health":
+            if path in ("/health", "/ready"):
                 assert answer.status_code in (200, 405)
                 continue
             assert answer.status_code == 401, (method, path)
@@ -61,7 +62,7 @@ def test_every_path_but_that_of_health_wants_a_key(http):
             if method != "HEAD":
                 error = error_of(answer, 401)
                 assert (error["code"], error["param"]) == ("invalid_api_key", None)
-    assert not http.fake.received
+    assert not http.fake.of(NewRequest)
 
 
 @pytest.mark.parametrize(

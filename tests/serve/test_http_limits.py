@@ -10,10 +10,8 @@ from tiny_tokenizer import byte_level, ids_of
 from rtk.config.load import config_from
 from rtk.errors import RequestError
 from rtk.schedule.messages import NewRequest
-from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.rights import ApiKeys
 from rtk.serve.limits import UNLIMITED, Account, Accounts, Ceilings
-from rtk.serve.protocol import GenerateRequest
 
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
@@ -21,6 +19,7 @@ GENERATING = [
     ("/v1/completions", {"prompt": "xy"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "xy"}]}),
     ("/generate", {"text": "xy"}),
+    ("/v1/responses", {"input": "xy"}),
 ]
 
 
@@ -165,6 +164,18 @@ def test_requests_that_are_refused_or_fail_give_their_places_back():
         http.run(test())
 
 
+def test_a_prompt_that_the_engine_has_no_place_for_costs_nothing():
+    with limited(lambda new: iter([refusal(new, status=503, code="queue_full")]), tokens_per_minute=1) as http:
+
+        async def test():
+            for _ in range(3):
+                answer = await ask(http, "/v1/completions", {"prompt": "xyz"}, "a")
+                assert error_of(answer, 503)["code"] == "queue_full"
+            assert http.manager.in_flight == 0
+
+        http.run(test())
+
+
 # --- lengths ----------------------------------------------------------------------------------------------------
 
 CEILINGS = {"ceilings": Ceilings(prompt_tokens=3, new_tokens=5)}
@@ -196,16 +207,3 @@ def test_answers_have_a_longest():
         assert error["param"] == "sampling_params.max_new_tokens"
         http.generate(input_ids=[A], sampling_params={"max_new_tokens": 0})
         assert http.fake.of(NewRequest)[-1].params.max_new_tokens == 0
-
-
-def test_answers_count_in_a_batch():
-    endpoints = Endpoints(None, HttpSettings(max_batch=6))
-    for prompts, n, refused_as in ((6, 1, None), (2, 3, None), (1, 6, None), (1, 7, "n = 7: 7"), (4, 2, "n = 2: 8")):
-        requests = [GenerateRequest(prompt="x", sampling={"n": n})] * prompts
-        if refused_as is None:
-            endpoints.check_answers(requests)
-            continue
-        with pytest.raises(RequestError, match=rf"{refused_as} answers in one request; at most 6") as caught:
-            endpoints.check_answers(requests)
-        assert caught.value.field == "n"
-    endpoints.check_answers([GenerateRequest(prompt="x", sampling={"n": "7"})])  # refused by who reads it

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import logging.config
 
 import pytest
 from fake_scheduler import LENGTH, Finish, Gate, Verdict, saying
@@ -10,7 +11,7 @@ from http_harness import InProcess, error_of
 from tiny_tokenizer import byte_level, ids_of
 
 from rtk.errors import RequestError
-from rtk.observe.logs import REQUESTS, loggable
+from rtk.observe.logs import loggable, quotes
 from rtk.plugin.guard import Health
 from rtk.schedule.constraints import Constraints
 from rtk.serve.http.rights import ApiKeys
@@ -18,7 +19,10 @@ from rtk.serve.http.rights import ApiKeys
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
 MARK = "Mark-Of-A-Prompt"
-PATHS = [("/v1/completions", "prompt"), ("/generate", "text"), ("/v1/chat/completions", "messages")]
+PATHS = [
+    ("/v1/completions", "prompt"), ("/generate", "text"), ("/v1/chat/completions", "messages"),
+    ("/v1/responses", "input"),
+]  # fmt: skip
 
 
 def marked(name, text=MARK):
@@ -84,8 +88,9 @@ def test_no_line_has_what_a_client_wrote(caplog, more, stream):
         for path, name in PATHS:
             for text in (MARK, f"{MARK}\udfff", MARK * 200):
                 http.post(path, {**marked(name, text), **more, "stream": stream})
+                http.post("/tokenize", {"prompt": text, **more})
     assert MARK not in caplog.text
-    assert len(lines(caplog)) == 9
+    assert len(lines(caplog)) == 2 * 3 * len(PATHS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,9 +172,15 @@ def test_what_is_behind_an_error_is_bounded():
 # --- asked for --------------------------------------------------------------------------------------------------
 
 
+def test_who_sets_up_other_logs_does_not_ask_for_it():
+    assert not quotes()
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+    assert not quotes()
+
+
 @pytest.fixture
-def asked_for(monkeypatch):
-    monkeypatch.setattr(REQUESTS, "disabled", False)
+def asked_for(everything_is_logged):
+    everything_is_logged.set_level(logging.INFO, "rtk.requests")
 
 
 @pytest.mark.usefixtures("asked_for")

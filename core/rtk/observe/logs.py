@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 REQUESTS = logging.getLogger("rtk.requests")
 """For what quotes clients. Off unless somebody asks for it (`serve.log_requests`)."""
-REQUESTS.disabled = True
+_OFF = logging.CRITICAL + 1
+REQUESTS.setLevel(_OFF)  # not `disabled`: whoever sets up other logs in this process would take that back
 
 _CHAIN = 16
 """Exceptions behind one another that are shown."""
@@ -131,12 +132,17 @@ def use(setup: LogSetup) -> None:
     root.addHandler(handler)
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("rtk").setLevel(number)
-    REQUESTS.disabled = not setup.requests
+    REQUESTS.setLevel(logging.INFO if setup.requests else _OFF)
+
+
+def quotes() -> bool:
+    """Whether lines may quote what clients wrote."""
+    return REQUESTS.isEnabledFor(logging.INFO)
 
 
 def loggable(error: BaseException) -> BaseException:
     """What to log of a bug: its type and frames, and those of what is behind it; its words only where asked for."""
-    return _wordless(error, _CHAIN) if REQUESTS.disabled else error
+    return error if quotes() else _wordless(error, _CHAIN)
 
 
 def _wordless(error: BaseException, chain: int) -> BaseException:

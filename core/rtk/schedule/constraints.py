@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtk.grammar.constraint import Constraint, ask
-from rtk.observe.logs import REQUESTS
+from rtk.observe.logs import quotes
 from rtk.plugin.foreign import contained
 from rtk.plugin.guard import Health, problem_of
 from rtk.schedule.batch import Mask
@@ -110,7 +110,7 @@ class Constraints:
             if not contained(error):
                 raise
             said = self._health.said(error)
-            if said is not None and REQUESTS.disabled:  # it may quote the grammar, or the answer
+            if said is not None and not quotes():  # it may quote the grammar, or the answer
                 said = type(error).__name__
             return None, problem_of(what, said)
 

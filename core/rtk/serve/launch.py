@@ -31,7 +31,7 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
     The port is taken first: an occupied one is told before a model is loaded.
     """
     config = loaded.config
-    tracing, tls = start_tracing(config.observe.traces), tls_context(config.serve.tls)
+    tls, tracing = tls_context(config.serve.tls), start_tracing(config.observe.traces)
     with _listen(config.serve) as listener:
         if config.serve.in_process:
             collector = Collector()

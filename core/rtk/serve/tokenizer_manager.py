@@ -380,6 +380,8 @@ class TokenizerManager(Asking):
         entry = self._entries.get(verdict.rid)
         if entry is None:
             return
+        if not entry.answer_number:  # nothing of it was computed
+            entry.request.account.spend(-entry.prompt_tokens)
         error = refusal(entry.request, verdict.problem, verdict.field, verdict.code, verdict.status)
         self._fail(entry, error)
 

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from rtk.errors import RequestError
-from rtk.observe.logs import REQUESTS
+from rtk.observe.logs import REQUESTS, quotes
 from rtk.schedule.params import shown
 from rtk.serve.http.body import must_be, read_object, typed
 from rtk.serve.http.fields import Ignored, Scope, read_fields
@@ -66,7 +66,7 @@ class Endpoints:
     async def read(self, request: Request, scope: Scope) -> tuple[dict[str, Any], Ignored]:
         """The fields of the request's body that are read in `scope`, and those that have no effect."""
         body = await read_object(request, self.settings.max_body_bytes, self.settings.body_timeout_s)
-        if not REQUESTS.disabled:  # a salt is a capability, and goes into no log
+        if quotes():  # a salt is a capability, and goes into no log
             told = {name: value for name, value in body.items() if name != "cache_salt"}
             REQUESTS.info("%s %s", request.scope["path"], json.dumps(told)[:_LOGGED])
         ignored = Ignored(strict=self.settings.strict_fields)

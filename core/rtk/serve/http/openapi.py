@@ -12,6 +12,7 @@ from rtk.serve.http.errors import json_response
 from rtk.serve.http.field_schemas import ONE_OF, PARTS, REQUIRED, Schema, schema_of
 from rtk.serve.http.fields import FIELDS, IGNORED_HEADER, Scope, field_of
 from rtk.serve.http.forms import HEADER as GRAMMAR_HEADER
+from rtk.serve.http.rights import OPEN_PATHS
 
 _BODIES = {
     Scope.COMPLETIONS: "CompletionRequest",
@@ -31,16 +32,20 @@ _BODIES = {
 _ERRORS = {
     400: "The request is refused; the message names the field, the value and what is allowed.",
     401: "For those who bring a key.",
-    403: "Closed on this server.",
+    403: "Closed on this server, or to whoever sends it: a page of another origin, or under another name.",
     404: "What is named is not there.",
+    408: "The body takes too long to come.",
     409: "It is at odds with what the server is doing.",
     413: "The body is too large.",
+    429: "The tenant has taken what it may, for now.",
     500: "It ran and failed, or a bug.",
     503: "Not now: too busy, too late, or at the end.",
 }
+_GUARDED = (401, 403, 503)
+"""Before any endpoint that is not for probes."""
 _ASKING = (500, 503)
-_READING = (400, 413, 500)
-_GENERATING = (400, 404, 409, 413, 500, 503)
+_READING = (400, 408, 413, 500)
+_GENERATING = (400, 404, 408, 409, 413, 429, 500, 503)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +162,7 @@ OPERATIONS: tuple[Operation, ...] = (
             "text": {"prompt": "The tide comes in", "return_token_strs": True},
             "chat": {"messages": [{"role": "user", "content": "Hi"}]},
         },
-        errors=(400, 404, 413, 500),
+        errors=(400, 404, 408, 413, 500),
     ),
     Operation(
         method="POST",
@@ -166,7 +171,7 @@ OPERATIONS: tuple[Operation, ...] = (
         answer="Detokenized",
         scope=Scope.DETOKENIZE,
         examples={"ids": {"tokens": [5, 6]}},
-        errors=(400, 404, 413, 500),
+        errors=(400, 404, 408, 413, 500),
     ),
     Operation(method="GET", path="/health", summary="Whether requests can be served", answer="Health"),
     Operation(method="GET", path="/ready", summary="Whether one more request would be taken now", answer="Readiness"),
@@ -277,11 +282,16 @@ def document(version: str) -> dict[str, Any]:
             "headers": _HEADERS,
             "responses": {str(status): _error(status) for status in _ERRORS},
             "securitySchemes": {
+                "apiKey": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "One of serve.api_keys, where the server has some.",
+                },
                 "adminKey": {
                     "type": "http",
                     "scheme": "bearer",
                     "description": "serve.admin_api_key, where the server has one.",
-                }
+                },
             },
         },
     }
@@ -300,10 +310,12 @@ def _operation(operation: Operation) -> dict[str, Any]:
         examples = {name: {"value": example} for name, example in operation.examples.items()}
         content = {"schema": body, "examples": examples}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
-    errors = {str(status): _ref("responses", str(status)) for status in operation.errors}
+    guarded = operation.path not in OPEN_PATHS
+    statuses = sorted({*operation.errors, *(_GUARDED if guarded else ())})
+    errors = {str(status): _ref("responses", str(status)) for status in statuses}
     described["responses"] = {"200": _answer(operation), **errors}
-    if operation.admin:
-        described["security"] = [{"adminKey": []}, {}]
+    if guarded:
+        described["security"] = [{"adminKey" if operation.admin else "apiKey": []}, {}]
     return described
 
 
@@ -339,7 +351,7 @@ def _body(scope: Scope) -> Schema:
 
 
 def _error(status: int) -> dict[str, Any]:
-    headers = {401: ("WWW-Authenticate",), 503: ("Retry-After",)}.get(status, ())
+    headers = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}.get(status, ())
     described: dict[str, Any] = {"description": _ERRORS[status]}
     if headers:
         described["headers"] = {name: _ref("headers", name) for name in headers}
