@@ -20,6 +20,7 @@ from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
 from rtk_cli.plugins import app as plugins_app
 from rtk_cli.serve import serve
+from rtk_cli.top import top
 from rtk_cli.version import DISTRIBUTION, version, version_of
 
 
@@ -65,6 +66,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(explain)
+app.command()(top)
 app.command()(version)
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(model_app, name="model")

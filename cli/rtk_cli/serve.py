@@ -33,5 +33,5 @@ def serve(
     from rtk.observe.logs import configure
     from rtk.serve.launch import serve as run
 
-    configure(loaded.config.observe.log_format, loaded.config.observe.log_level)
+    configure(loaded.config)
     run(loaded, transfer_bars)

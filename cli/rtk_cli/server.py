@@ -26,6 +26,12 @@ AdminKey = Annotated[
     typer.Option(help="the server's serve.admin_api_key", envvar=KEY_VARIABLE, show_envvar=True),
 ]
 
+Tenant = Annotated[str | None, typer.Option(help="whose it is, of the tenants of serve.api_keys")]
+
+
+class NoAnswerError(RequestError):
+    """Nobody is there, or says nothing."""
+
 
 class Server:
     """A running server. Talks to it directly, whatever proxies the environment names: it is given a key."""
@@ -45,9 +51,15 @@ class Server:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The server's answer. Raises `RequestError` with what the server refuses, or that there is none."""
+        return self._parsed(self._content(method, path, body))
+
+    def text(self, path: str) -> str:
+        """The answer to a GET as text. Raises like `ask`."""
+        return self._content("GET", path).decode(errors="replace")
+
+    def _content(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._answer(method, path, body, self._limit_s) as answer:
-            content = answer.read()
-        return self._parsed(content)
+            return answer.read()
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
         """The events of a stream, as they come, however long they take; closing the iterator hangs up.
@@ -96,7 +108,7 @@ class Server:
             why = getattr(why, "strerror", None) or why
             if begun:
                 raise RequestError(f"{self._url} broke off its answer: {why}") from None
-            raise RequestError(
+            raise NoAnswerError(
                 f"no answer from {self._url}: {why}; start a server with 'rtk serve', or name another one with --url"
             ) from None
 
@@ -122,5 +134,5 @@ class Server:
 def refusal(body: Mapping[str, Any], source: str = ADMIN_KEY_SOURCE, *, unauthorized: bool = False) -> RequestError:
     """What a server's error says, and where rtk takes the key from if one is what it asks for."""
     message, code = body["error"]["message"], body["error"]["code"]
-    hint = f"; rtk takes it from {source}" if unauthorized or code == "admin_unauthorized" else ""
-    return RequestError(f"{message} ({code}){hint}")
+    wants_key = unauthorized or code in ("admin_unauthorized", "invalid_api_key")
+    return RequestError(f"{message} ({code})" + (f"; rtk takes it from {source}" if wants_key else ""))

@@ -62,10 +62,22 @@ class ModelError(RtkError):
 
 
 class RequestError(RtkError):
-    """A request is refused. `field` names the offending parameter, `code` is stable for clients, `status` is HTTP's."""
+    """A request is refused. `field` names the offending parameter, `code` is stable for clients, `status` is HTTP's.
 
-    def __init__(self, message: str, *, field: str | None = None, code: str = "invalid_request", status: int = 400):
+    `retry_after_s`: when it may be worth another try, where that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str = "invalid_request",
+        status: int = 400,
+        retry_after_s: float | None = None,
+    ):
         super().__init__(message)
         self.field = None if field is None else printable(field)
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s

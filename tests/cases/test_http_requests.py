@@ -131,6 +131,7 @@ def test_d12_empty_prompts_get_one_answer(bos):
     with InProcess(saying(A), tokenizer=tokenizer) as http:
         answers = [
             *(http.complete(prompt=prompt) for prompt in ("", [""], [], [[]], ["x", ""], [[A], []])),
+            *(http.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=1) for prompt in ("", [], ["x", ""])),
             *(http.generate(text=text) for text in ("", [""], [])),
             *(http.generate(input_ids=ids) for ids in ([], [[]])),
             http.chat(messages=[]),

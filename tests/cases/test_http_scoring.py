@@ -1,4 +1,4 @@
-"""Cases D11, D13, D15 and D24 over the real scheduler: what is told is what the model made of it, warm or cold."""
+"""Cases D11, D13, D15, D24 and X37 over the real scheduler: what is told is what the model made of it, warm or cold."""
 
 import asyncio
 
@@ -179,6 +179,34 @@ def test_d24_an_edited_second_turn_and_a_prefix_that_was_pinned():
         assert (await cached([*one, *said, *edited]))[0] >= again - 1
 
     run(Real("yes", end=False, pin_budget=400), test)
+
+
+@pytest.mark.parametrize(("value", "token"), [(np.nan, None), (-np.inf, None), (np.inf, 9)])
+def test_x37_a_row_that_is_not_finite_fails_alone(value, token):
+    peaks = {100: 5, 101: 7, 102: 9}
+
+    class Broken(Scoring):
+        def _next(self, history):
+            row = np.zeros(VOCAB, np.float32)
+            row[peaks[history[0]]] = 5
+            if history[0] == 101:
+                row[:] = -1 if value == np.inf else value
+                row[9] = value
+            return row
+
+    async def test(server):
+        body = {"sampling_params": {"max_new_tokens": 2, "temperature": 0}, "return_ids": True, "return_logprob": True}
+        asked = [server.request("POST", "/generate", {"input_ids": [first], **body}) for first in peaks]
+        answers = await asyncio.gather(*asked)
+        assert [answer.json()["output_ids"] for answer in answers[::2]] == [[5, 5], [9, 9]]
+        if token is None:
+            assert error_of(answers[1], 500)["message"] == "non-finite logits"
+            assert (await server.stats())["finished_error"] == 1
+        else:
+            assert answers[1].json()["output_ids"] == [token, token]
+            assert answers[1].json()["meta_info"]["output_token_logprobs"][0][0] in (0.0, -9999.0)
+
+    run(Broken(), test)
 
 
 def test_keys_that_are_extra_share_nothing():

@@ -36,6 +36,8 @@ def stages(values):
 def test_i02_first_tokens_are_the_answers_that_have_one_and_each_end_has_one_reason():
     h = Harness(pool_tokens=96, context_length=48, conservativeness=0.05, end_tokens=frozenset({1003}))
     h.add("stops", [1000], max_new_tokens=20)
+    h.add("answer 1", [2000, 2001], max_new_tokens=3)
+    h.add("answer 2", [2000, 2001], max_new_tokens=3, leader="answer 1")
     for i in range(4):  # too many for the pool: some have to make room, and go on
         h.add(f"long{i}", [100 * i + j for j in range(8)], max_new_tokens=24)
     h.add("prefill only", [900, 901], max_new_tokens=0)
@@ -50,10 +52,10 @@ def test_i02_first_tokens_are_the_answers_that_have_one_and_each_end_has_one_rea
     values = values_of(h)
     assert h.stat("retractions") > 0
     with_tokens = [rid for rid, tokens in h.tokens.items() if tokens]
-    assert set(with_tokens) == {"stops", "long0", "long1", "long2", "long3", "aborted late"}
+    assert set(with_tokens) == {"stops", "long0", "long1", "long2", "long3", "aborted late", "answer 1", "answer 2"}
     assert values[("rtk_time_to_first_token_seconds_count",)] == len(with_tokens)
     assert values[("rtk_observations_skipped_total", "rtk_time_to_first_token_seconds", "no_token")] == 3
-    assert finished(values) == {"stop": 1, "length": 5, "abort": 2, "error": 1}
+    assert finished(values) == {"stop": 1, "length": 7, "abort": 2, "error": 1}
     assert sum(finished(values).values()) == values[("rtk_requests_accepted_total",)] == len(h.finished)
     tokens = sum(map(len, h.tokens.values()))
     assert values[("rtk_inter_token_seconds_count",)] == tokens - len(with_tokens)

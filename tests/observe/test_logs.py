@@ -30,8 +30,7 @@ def lines(monkeypatch, act, process="main", **keys):
     """What is written once the log is configured so."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
-    section = config_from({f"observe.{key}": value for key, value in keys.items()}).observe
-    logs.configure(section.log_format, section.log_level, process)
+    logs.configure(config_from({f"observe.{key}": value for key, value in keys.items()}), process)
     act()
     return out.getvalue().splitlines()
 
@@ -80,9 +79,13 @@ def test_a_line_written_while_somebody_is_served_has_the_requests_id(monkeypatch
         visit.begin().serves(["a", "b"])
         log.info("of a")
         log.info("of c", extra=logs.about("c"))
+        log.info("of d", extra={"rid": "d", "path": "/p", "seconds": 0.5, "level": "mine", "odd": {1}})
 
-    found = [json.loads(line)["request_id"] for line in lines(monkeypatch, act, log_format="json")]
-    assert found == ["a", "c"]
+    first, second, third = map(json.loads, lines(monkeypatch, act, log_format="json"))
+    assert [line["request_id"] for line in (first, second, third)] == ["a", "c", "d"]
+    more = {name: third[name] for name in third.keys() - first.keys()}
+    assert more == {"path": "/p", "seconds": 0.5, "odd": "{1}"}
+    assert third["level"] == "info"
     visit.begin()
 
 
@@ -100,7 +103,7 @@ class Full(io.StringIO):
 def test_lines_that_cannot_be_written_are_counted_and_stop_nobody(monkeypatch, fmt):
     monkeypatch.setattr(sys, "stderr", Full())
     logging.getLogger().handlers[:] = []  # pytest's, which raise what they cannot format
-    logs.configure(fmt, "info")
+    logs.configure(config_from({"observe.log_format": fmt}))
     before = logs.drops()
     log.error("lost")
     log.error("lost too: %d", "no number")

@@ -164,7 +164,10 @@ def test_a_queue_takes_all_answers_or_none(waiting, fits):
     if not fits:
         assert (verdict.code, verdict.status) == ("queue_full", 503)
         assert verdict.problem.startswith("the queue has no room for 3 answers: 2 wait (schedule.max_queue = 4)")
-        assert not h.add("b", PROMPT, max_new_tokens=2, n=3, leader="nobody").accepted
+        for i in (1, 2):
+            assert h.add(f"a-{i}", PROMPT, max_new_tokens=2, leader="a").problem == verdict.problem
+        assert (h.stat("requests_refused"), h.stat("queue_full")) == (3, 1)
+        assert h.add("b", PROMPT, max_new_tokens=2).accepted
     else:
         assert h.add("a-1", PROMPT, max_new_tokens=2, leader="a").accepted
         assert h.add("a-2", PROMPT, max_new_tokens=2, leader="a").accepted

@@ -1,6 +1,7 @@
 """Log-probabilities in the shapes of OpenAI, vLLM and SGLang."""
 
 import math
+import threading
 
 import pytest
 from fake_scheduler import LENGTH, bundled, model
@@ -232,3 +233,23 @@ def test_a_tokenizer_whose_bytes_are_not_known():
     writer = TokenWriter(tokenizer)
     (entry,) = writer.chat([Placed(TokenLogprobs(A, -1.0), 0)], special=False)["content"]
     assert entry["bytes"] == [*entry["token"].encode()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_are_written_beside_the_loop(stream, monkeypatch):
+    threads = []
+    native = TokenWriter.native_top
+
+    def noting(self, *args, **more):
+        threads.append(threading.current_thread())
+        return native(self, *args, **more)
+
+    monkeypatch.setattr(TokenWriter, "native_top", noting)
+    with InProcess(model(TOKENIZER, [A]), tokenizer=TOKENIZER) as http:
+        body = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0, "stream": stream}
+        answer = http.generate(input_ids=[A] * 120, sampling_params={"max_new_tokens": 1}, **body)
+        meta = (events(answer)[0] if stream else answer.json())["meta_info"]
+        assert [len(top or ()) for top in meta["input_top_logprobs"]] == [0] + [20] * 119
+        assert threading.main_thread() not in threads
+        http.generate(input_ids=[A] * 9, sampling_params={"max_new_tokens": 1}, **body)
+        assert threads[-1] is threading.main_thread()

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from fake_scheduler import Gate, saying
 from http_harness import InProcess, error_of
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as families_of
 from real_server import Real, run
 from tiny_tokenizer import byte_level, ids_of
 
 from rtk.observe.series import SERIES, STATES, Snapshot
+from rtk.observe.vitals import process_report
 from rtk.schedule.messages import Finish
 from rtk.serve.http import metrics as metrics_module
 from rtk.serve.protocol import Vitals
@@ -237,13 +239,26 @@ def test_an_engine_that_has_stopped(http):
 
 def test_ready(http):
     assert http.get("/ready").json() == {"status": "ready"}
+    for vitals, code in ((Vitals(turn_s=61.2), "engine_stuck"), (Vitals(unwell="it is stopped"), "engine_unwell")):
+        http.fake.vitals = vitals
+        assert error_of(http.get("/ready"), 503)["code"] == error_of(http.get("/health"), 503)["code"] == code
+    http.fake.vitals = Vitals()
     http.manager.drain()
     answer = http.get("/ready")
-    assert error_of(answer, 503)["code"] == "draining"
+    assert error_of(answer, 503)["code"] == "shutting_down"
     assert answer.headers["retry-after"] == "1"
     assert http.get("/health").status_code == 200
-    http.fake.vitals = Vitals(turn_s=61.2)
-    assert error_of(http.get("/ready"), 503)["code"] == "engine_stuck"
+
+
+def test_each_process_has_its_memory_and_pauses(http):
+    report = structs.replace(process_report(), memory_bytes=7, log_drops=3)
+    http.fake.vitals = Vitals(processes={"scheduler": report, "detokenizer": structs.replace(report, memory_bytes=5)})
+    values = scraped(http.get("/metrics"))
+    memory = labelled(values, "rtk_process_memory_bytes")
+    assert set(memory) == {("main",), ("scheduler",), ("detokenizer",)}
+    assert (memory["scheduler",], memory["detokenizer",]) == (7, 5)
+    assert labelled(values, "rtk_log_drops_total")["scheduler",] == 3
+    assert labelled(values, "rtk_gc_pause_seconds_count")["detokenizer",] == report.gc_pauses.count
 
 
 def test_a_full_queue_is_not_ready_and_well():

@@ -1,7 +1,6 @@
-"""Each request that asks for answers becomes a span, with what the scheduler knows of its wait; and a line of the log."""
+"""Each request that asks for answers becomes a span, with what the scheduler knows of its wait."""
 
 import asyncio
-import logging
 
 import httpx
 import pytest
@@ -10,7 +9,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from real_server import MODEL, Real, run
 
-from rtk.observe import visit
 from rtk.observe.tracing import Tracing
 from rtk.serve.http.app import create_app
 
@@ -78,26 +76,12 @@ def test_a_request_that_is_refused_is_a_span_with_the_error_and_all_else_is_none
     run(Traced("a", end=False), test)
 
 
-def test_a_line_for_each_answer_with_the_id_of_the_request(caplog):
-    caplog.set_level("DEBUG", "rtk.serve.http.watch")
-    ids = []
-
-    class Notes(logging.Handler):
-        def emit(self, record):
-            ids.append(visit.current().request_id)
-
-    notes = Notes()
-    logging.getLogger("rtk.serve.http.watch").addHandler(notes)
-
+def test_several_answers_have_one_prompt():
     async def test(server):
-        await server.post("/generate", rid="story", sampling_params={"max_new_tokens": 1})
-        await server.request("GET", "/v1/models/secret")
+        answer = await server.traced("/v1/completions", prompt="abcd", n=3, max_tokens=2, temperature=0)
+        assert len(answer.json()["choices"]) == 3
+        said = dict((await server.span()).attributes)
+        assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (4, 6)
+        assert said["gen_ai.response.finish_reasons"] == ("length",) * 3
 
-    try:
-        run(Real("a", end=False), test)
-    finally:
-        logging.getLogger("rtk.serve.http.watch").removeHandler(notes)
-    assert ids == ["story", ""]
-    assert [message.rpartition(" after ")[0] for message in caplog.messages] == [
-        "POST /generate: 200", "GET /v1/models/{model}: 404",
-    ]  # fmt: skip
+    run(Traced("a", end=False), test)

@@ -19,6 +19,7 @@ import msgspec
 from rtk.errors import one_line
 from rtk.grammar.child import GoneError, Process
 from rtk.grammar.process import Answer, Job, Setup
+from rtk.observe.logs import loggable
 from rtk.plugin.grammar import Matcher, unpacked
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ class _Worker:
         try:
             outcome = self._outcome(order)
         except Exception as error:
-            log.exception("a grammar could not be compiled, because of a bug")
+            log.error("a grammar could not be compiled, because of a bug", exc_info=loggable(error))
             self._end(order.job.backend)
             outcome = Failed("failed", one_line(error), 0.0)
         if self._pool.finished(order, makes_room=outcome is None) and outcome is not None:

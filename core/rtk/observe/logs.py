@@ -10,10 +10,21 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rtk.errors import printable
 from rtk.observe.visit import current
+
+if TYPE_CHECKING:
+    from rtk.config.models import Config
+
+
+REQUESTS = logging.getLogger("rtk.requests")
+"""For what quotes clients. Off unless somebody asks for it (`serve.log_requests`)."""
+REQUESTS.disabled = True
+
+_CHAIN = 16
+"""Exceptions behind one another that are shown."""
 
 
 def about(rid: str) -> Mapping[str, str]:
@@ -27,6 +38,10 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own interface
         return printable(super().formatMessage(record))
+
+
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "request_id", "rid"}
+"""What every record has, or a field of ours has another name for; all else is said as it was given."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,13 +60,14 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "pid": os.getpid(),
         }
-        if rid := getattr(record, "request_id", "") or current().request_id:
-            line["request_id"] = str(rid)
+        if rid := getattr(record, "request_id", "") or getattr(record, "rid", "") or current().request_id:
+            line["request_id"] = rid
+        line |= {name: value for name, value in vars(record).items() if name not in _OWN and name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line)  # ASCII: it fits any encoding, and nothing in it steers a terminal
+        return json.dumps(line, default=str)  # ASCII: it fits any encoding, and nothing in it steers a terminal
 
 
 TEXT = "%(levelname)s: %(message)s"
@@ -72,21 +88,62 @@ class Handler(logging.StreamHandler[TextIO]):
         _drops += 1
 
 
+class LogSetup(NamedTuple):
+    """How a process writes its log."""
+
+    format: str = "text"
+    level: str = "warning"
+    """Of rtk's own lines; of others, warnings at least."""
+    process: str = "main"
+    """What JSON calls it."""
+    requests: bool = False
+    """Whether lines may quote what clients wrote."""
+
+
+_setup = LogSetup()
+
+
 def begin() -> None:
     """Warnings as text, for as long as nothing else is known."""
-    _write(TextFormatter(TEXT), "warning")
+    use(LogSetup())
 
 
-def configure(log_format: str, log_level: str, process: str = "main") -> None:
-    """Write what `observe.log_format` and `observe.log_level` say. Of what is not rtk's, warnings at most."""
-    _write(TextFormatter(TEXT) if log_format == "text" else JsonFormatter(process), log_level)
+def configure(config: "Config", process: str = "main") -> None:
+    """What the configuration says, for this process. Of what is not rtk's, warnings at most."""
+    section = config.observe
+    use(LogSetup(section.log_format, section.log_level, process, config.serve.log_requests))
 
 
-def _write(formatter: logging.Formatter, level: str) -> None:
-    handler, root, number = Handler(sys.stderr), logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    handler.setFormatter(formatter)
+def setup_of(process: str) -> LogSetup:
+    """What a child of this process uses."""
+    return _setup._replace(process=process)
+
+
+def use(setup: LogSetup) -> None:
+    """Set this process's log up, in place of what was."""
+    global _setup
+    _setup = setup
+    root, number = logging.getLogger(), logging.getLevelNamesMapping()[setup.level.upper()]
+    handler = Handler(sys.stderr)
+    handler.setFormatter(TextFormatter(TEXT) if setup.format == "text" else JsonFormatter(setup.process))
     for before in [one for one in root.handlers if isinstance(one, Handler)]:
         root.removeHandler(before)
     root.addHandler(handler)
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("rtk").setLevel(number)
+    REQUESTS.disabled = not setup.requests
+
+
+def loggable(error: BaseException) -> BaseException:
+    """What to log of a bug: its type and frames, and those of what is behind it; its words only where asked for."""
+    return _wordless(error, _CHAIN) if REQUESTS.disabled else error
+
+
+def _wordless(error: BaseException, chain: int) -> BaseException:
+    kind = type(error)
+    stand_in: BaseException = type(kind.__name__, (Exception,), {"__module__": kind.__module__})()
+    stand_in.__traceback__ = error.__traceback__
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if behind is not None and chain:
+        stand_in.__context__ = _wordless(behind, chain - 1)
+    return stand_in

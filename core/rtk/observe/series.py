@@ -130,6 +130,7 @@ SERIES = (
     Series("rtk_requests_running", "gauge", (), "requests that run", _value("running")),
     Series("rtk_requests_waiting", "gauge", (), "requests in the queue", _value("waiting")),
     Series("rtk_requests_compiling", "gauge", (), "requests that wait for their grammar", _value("compiling")),
+    Series("rtk_requests_following", "gauge", (), "answers that wait for the prompt of another", _value("following")),
     Series("rtk_requests_in_flight", "gauge", (), "requests that have not ended", _own(lambda now: now.in_flight)),
     Series("rtk_queue_is_full", "gauge", (), "1 if one more request would be refused", _value("queue_is_full")),
     Series("rtk_requests_accepted_total", "counter", (), "requests accepted", _value("requests_accepted")),

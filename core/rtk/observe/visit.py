@@ -22,10 +22,6 @@ class News(Protocol):
     """See `rtk.serve.protocol.Delta`."""
 
     @property
-    def index(self) -> int:
-        """Of which answer."""
-
-    @property
     def token_ids(self) -> Sequence[int]:
         """New ones."""
 
@@ -81,16 +77,16 @@ class Visit:
         """Answers to these are generated."""
         self.rids = tuple(dict.fromkeys(rids))
 
-    def saw(self, news: News) -> None:
-        """Something of an answer has come. O(1)."""
+    def saw(self, news: News, *, further: bool = False) -> None:
+        """Something of an answer has come; `further`: whose prompt counts with an earlier one. O(1)."""
         if news.token_ids and self.first_token is None:
             self.first_token = monotonic()
         self.output_tokens += len(news.token_ids)
         if news.finish is not None:
             self.ended = monotonic()
             self.finishes.append(news.finish.reason)
-            self.prompt_tokens += news.prompt_tokens
-            self.cached_tokens += news.cached_tokens
+            self.prompt_tokens += 0 if further else news.prompt_tokens
+            self.cached_tokens += 0 if further else news.cached_tokens
 
 
 _current: ContextVar[Visit | None] = ContextVar("rtk_visit", default=None)

@@ -22,33 +22,44 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """Resident."""
     gc_pauses: Distribution
-    """Seconds that collections took, since they are watched."""
+    """Seconds that collections took, since they are watched; each of them stops all threads."""
+    gc_longest_pause_s: float
     log_drops: int
     """Log lines that could not be written."""
 
+    def pauses(self) -> dict[str, int | float]:
+        """How often its garbage was collected, and how long that took at most."""
+        return {"gc_collections": self.gc_pauses.count, "gc_longest_pause_s": self.gc_longest_pause_s}
+
 
 class GcWatch:
-    """Measures collections from `start` on."""
+    """Measures collections from the first `start` to the last `stop`."""
 
     def __init__(self) -> None:
         self._pauses = Histogram(PAUSE_S)
         self._began = 0.0
+        self._users = 0
+        self.longest_s = 0.0
 
     def start(self) -> None:
-        """Begin. A second call changes nothing."""
-        if self._told not in gc.callbacks:
+        """Somebody wants to know."""
+        self._users += 1
+        if self._users == 1:
             gc.callbacks.append(self._told)
 
     def stop(self) -> None:
-        """Watch no more."""
-        if self._told in gc.callbacks:
+        """And no more."""
+        self._users -= 1
+        if not self._users:
             gc.callbacks.remove(self._told)
 
     def _told(self, phase: str, _: Mapping[str, Any]) -> None:
         if phase == "start":
             self._began = perf_counter()
         else:
-            self._pauses.observe(perf_counter() - self._began)
+            pause = perf_counter() - self._began
+            self._pauses.observe(pause)
+            self.longest_s = max(self.longest_s, pause)
 
     def read(self) -> Distribution:
         """The pauses so far."""
@@ -62,5 +73,10 @@ def process_report() -> ProcessReport:
     """This process now."""
     import psutil
 
-    memory = psutil.Process().memory_info().rss
-    return ProcessReport(pid=os.getpid(), memory_bytes=memory, gc_pauses=gc_watch.read(), log_drops=drops())
+    return ProcessReport(
+        pid=os.getpid(),
+        memory_bytes=psutil.Process().memory_info().rss,
+        gc_pauses=gc_watch.read(),
+        gc_longest_pause_s=gc_watch.longest_s,
+        log_drops=drops(),
+    )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtk.grammar.constraint import Constraint, ask
+from rtk.observe.logs import REQUESTS
 from rtk.plugin.foreign import contained
 from rtk.plugin.guard import Health, problem_of
 from rtk.schedule.batch import Mask
@@ -108,7 +109,10 @@ class Constraints:
         except BaseException as error:
             if not contained(error):
                 raise
-            return None, problem_of(what, self._health.said(error))
+            said = self._health.said(error)
+            if said is not None and REQUESTS.disabled:  # it may quote the grammar, or the answer
+                said = type(error).__name__
+            return None, problem_of(what, said)
 
     def mask(self, flight: Flight) -> Mask | None:
         """The masks of a step, which are up to date; none for who has ended. A copy: it is read later."""

@@ -64,6 +64,10 @@ class _Flight(NamedTuple):
     """Steps launched before it that only decode."""
 
 
+_Named = tuple[str, str]
+"""A tenant, and what it calls a request."""
+
+
 class Ledger:
     """See the module. Belongs to the scheduler's thread."""
 
@@ -71,8 +75,8 @@ class Ledger:
         self._rounds: deque[Round] = deque(maxlen=RECENT)
         self._keep = finished
         self._live: dict[str, Entry] = {}
-        self._finished: dict[str, tuple[str, bytes]] = {}  # name, and the timeline; oldest first
-        self._names: dict[str, str] = {}  # the newest request of each
+        self._finished: dict[str, tuple[_Named, bytes]] = {}  # the timelines, oldest first
+        self._names: dict[_Named, str] = {}  # the newest request of each
         self._fresh: dict[str, Entry] = {}  # no round has found these waiting yet
         self._held: dict[str, Entry] = {}  # these the policy kept out of the last round
         self._flights: dict[int, _Flight] = {}
@@ -93,7 +97,7 @@ class Ledger:
         if not entry.outside:
             self._fresh[rid] = entry
         self._finished.pop(rid, None)
-        self._names[name] = rid
+        self._names[request.tenant, name] = rid
         self._waiting += 1
 
     def moved_on(self, request: Request, now: float) -> None:
@@ -190,18 +194,18 @@ class Ledger:
             self._leave_queue(entry)
         self._joined.pop(request.rid, None)
         del self._live[request.rid]
-        self._finished[request.rid] = entry.name, msgspec.msgpack.encode(timeline)
+        self._finished[request.rid] = (request.tenant, entry.name), msgspec.msgpack.encode(timeline)
         if len(self._finished) > self._keep:
             oldest = next(iter(self._finished))
-            name, _ = self._finished.pop(oldest)
-            if self._names.get(name) == oldest:
-                del self._names[name]
+            named, _ = self._finished.pop(oldest)
+            if self._names.get(named) == oldest:
+                del self._names[named]
 
     # --- what is asked of it ------------------------------------------------------------------------------------
 
     def explain(self, question: ExplainRequest, now: float) -> RequestExplained | Refused:
         """What became of the newest request of a name."""
-        timeline = self.timeline(question.name, now)
+        timeline = self.timeline(question.name, now, question.tenant)
         if timeline is not None:
             return RequestExplained(id=question.id, timeline=timeline)
         problem = (
@@ -210,9 +214,9 @@ class Ledger:
         )
         return Refused(id=question.id, problem=problem, code="unknown_request", field="rid", status=404)
 
-    def timeline(self, name: str, now: float) -> Timeline | None:
+    def timeline(self, name: str, now: float, tenant: str = "") -> Timeline | None:
         """What became of the newest request that its client calls `name`; None where it is not known, or no more."""
-        rid = self._names.get(name, "")
+        rid = self._names.get((tenant, name), "")
         if rid in self._live:
             return self._as_of(self._live[rid], now).timeline(now, None)
         if rid in self._finished:
@@ -302,7 +306,7 @@ class Ledger:
         """What the client calls a request; the scheduler's id where that is forgotten."""
         if rid in self._live:
             return self._live[rid].name
-        return self._finished[rid][0] if rid in self._finished else rid
+        return self._finished[rid][0][1] if rid in self._finished else rid
 
     # --- tokens -------------------------------------------------------------------------------------------------
 

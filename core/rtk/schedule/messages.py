@@ -12,7 +12,6 @@ import msgspec
 from rtk.cache.explain import Explanation, Search
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
 from rtk.observe.histogram import Distribution
-from rtk.observe.vitals import ProcessReport
 from rtk.plugin.grammar import WHITESPACE
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.timeline import Timeline
@@ -99,6 +98,8 @@ class ExplainRequest(Question, frozen=True, tag=True):
 
     name: str
     """The client's id; of several, the newest request."""
+    tenant: str = ""
+    """Whose it is: tenants choose ids without knowing each other's."""
 
 
 class Pin(Question, frozen=True, tag=True):
@@ -202,8 +203,6 @@ class Stats(Answer, frozen=True, tag=True):
     counts: Mapping[str, Mapping[str, int | float]] = {}
     """Counters by name, and then by what tells them apart."""
     histograms: dict[str, Distribution] = {}
-    process: ProcessReport | None = None
-    """The scheduler's."""
 
 
 class PinState(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,8 @@ class Meters:
         self._step = self._histograms["step_seconds"]
         self._parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._part: Part = "between"
-        self._now = self._results_s = clock()
+        self._now = self._results_s = self._before_s = clock()
+        self._alike = 0  # tokens of the last step whose requests had one in the step before it too
         self._steps: dict[int, float] = {}  # those under way, and when they were launched
         self._aborts = Counter(dict.fromkeys(STAGES, 0))
         self._failed: Counter[str] = Counter()
@@ -71,7 +72,8 @@ class Meters:
 
     def retired(self, step: int) -> None:
         """The results of a step are there, or it has failed; what becomes of its rows comes next. O(1)."""
-        self._results_s = self._clock()
+        self._count_alike()
+        self._before_s, self._results_s = self._results_s, self._clock()
         self._step.observe(self._results_s - self._steps.pop(step))
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -84,11 +86,18 @@ class Meters:
         """A token of a request came with the step whose results were there last. O(1)."""
         now, last = self._results_s, request.last_token_s
         request.last_token_s = now
-        if last is None:
+        if last == self._before_s:  # as of most: their last token came with the step before
+            self._alike += 1
+        elif last is None:
             request.first_token_s = now
             self._first_token.observe(now - request.arrival_s)
         else:
             self._inter_token.observe(now - last)
+
+    def _count_alike(self) -> None:
+        if self._alike:
+            self._inter_token.observe(self._results_s - self._before_s, self._alike)
+            self._alike = 0
 
     def ended(self, request: Request, finish: Finish, *, ran: bool) -> None:
         """A request is over, and has not given back anything yet; `ran`: whether it did until now. O(1)."""
@@ -108,11 +117,13 @@ class Meters:
 
     def histograms(self) -> dict[str, Distribution]:
         """By name."""
+        self._count_alike()
         return {name: histogram.read() for name, histogram in self._histograms.items()}
 
     def counts(self) -> dict[str, Mapping[str, int | float]]:
         """By name, then by what tells them apart."""
         self.enter(self._part)
+        self._count_alike()
         skipped = {f"{name}:clock": histogram.skipped for name, histogram in self._histograms.items()}
         skipped["time_to_first_token_seconds:no_token"] = self._tokenless
         return {

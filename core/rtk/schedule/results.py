@@ -54,7 +54,6 @@ class Results:
         constraints: Constraints,
         counters: Counter[str],
         clock: Callable[[], float],
-        host: Host,
     ) -> None:
         self._running = running
         self._queue = queue
@@ -63,9 +62,8 @@ class Results:
         self._constraints = constraints
         self._counters = counters
         self._clock = clock
-        self._host = host
 
-    def take_in(self, flight: Flight) -> bool:
+    def take_in(self, flight: Flight, host: Host) -> bool:
         """Account for the step's rows, one by one: an error in one ends that request and no other.
 
         Waits for the step; answers whether it was computed.
@@ -87,21 +85,21 @@ class Results:
             try:
                 if number in scores and request.scores is not None:
                     request.scores.add(scores[number])
-                self._land(request, row, result, sampled)
+                self._land(request, row, result, sampled, host)
             except Exception:
                 log.exception("request %s ends on a bug", request.rid, extra=about(request.rid))
-                self._host.fail(request, "the engine failed on this request")
+                host.fail(request, "the engine failed on this request")
             sampled += bool(row.samples)
         if flight.constrained:
             self._meters.enter("mask")
             for request, finish in self._constraints.renew(flight.batch):
-                self._host.end(request, finish)
+                host.end(request, finish)
             self._meters.enter("take_in")
         self._running.free(flight.garbage)
         self._queue.progressed(done)
         return result is not None
 
-    def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
+    def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int, host: Host) -> None:
         """One row of a step that was computed, or failed."""
         prefill = row.start < request.fill_len
         if result is not None:
@@ -111,50 +109,52 @@ class Results:
             failed = result is None or (request.finish is not None and request.finish.reason == "error")
             self._running.landed(request, 0 if failed else row.start + row.q_len)
         elif result is None:
-            self._host.fail(request, "the engine failed to compute this step")
+            host.fail(request, "the engine failed to compute this step")
         elif row.samples and sampled in result.errors:
             self._counters["sampling_errors"] += 1
-            self._host.fail(request, result.errors[sampled])
+            host.fail(request, result.errors[sampled])
         else:
             guesses = max(0, row.samples - 1)
             request.computed_len += row.q_len - guesses
             if prefill:
                 self._running.cache_computed(request)
                 if request.prompt_is_computed:
-                    self._host.computed(request)
+                    host.computed(request)
             tokens = result.tokens[sampled] if row.samples else ()
             if guesses:
                 tokens = self._constraints.borne_out(request, tokens)
             if row.samples:
-                self._advance(request, tokens, result.logprobs.get(sampled, ()))
+                self._advance(request, tokens, result.logprobs.get(sampled, ()), host)
             elif request.computed_len >= request.fill_len:  # and nothing is to be generated
-                self._host.end(request, Finish(reason="length"))
+                host.end(request, Finish(reason="length"))
             else:
                 self._counters["middle_chunks"] += 1
             if guesses:
                 request.forget_guesses()
 
-    def _advance(self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
+    def _advance(
+        self, request: Request, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], host: Host
+    ) -> None:
         """Take in what a row sampled."""
         for place, token in enumerate(tokens):
             if place:  # the token before it was guessed, and computed along
                 request.computed_len += 1
                 self._counters["jump_forward_tokens"] += 1
             if request.constraint is not None and (fault := self._constraints.accept(request.constraint, token)):
-                self._host.end(request, fault)
+                host.end(request, fault)
                 return
             self._meters.took(request)
             request.append(token)
             self._counters["generated_tokens"] += 1
             own = logprobs[place : place + 1]
             if (finish := self._finish(request, token)) is not None:
-                self._host.end(request, finish, (token,), own)
+                host.end(request, finish, (token,), own)
                 return
             cached, of_prompt = request.cached_len, request.take_scores()
             said = Output(
                 rid=request.rid, tokens=(token,), cached_tokens=cached, logprobs=own, prompt_logprobs=of_prompt
             )
-            self._host.say(said)
+            host.say(said)
 
     def _finish(self, request: Request, token: int) -> Finish | None:
         """The stop rules, after `token`: stop tokens, stop strings, length."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
-from rtk.observe.vitals import process_report
 from rtk.plugin.guard import Health
 from rtk.schedule.arrivals import Arrivals, MatchStop
 from rtk.schedule.batches import Batches
@@ -116,10 +115,10 @@ class Scheduler:
             constraints=self._constraints,
             counters=self.counters,
             clock=clock,
-            host=self,
         )
         self._outbox: list[Outbound] = []
         self._left_waiting = 0  # by the last step
+        self._refused: tuple[str, RequestError] | None = None  # the last one, whose further answers may be on their way
         self._steps = 0
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
@@ -175,6 +174,7 @@ class Scheduler:
         except RequestError as error:
             self.counters["requests_refused"] += 1
             self.meters.refused(error.code)
+            self._refused = new.leader or new.rid, error.with_traceback(None)  # which would hold the prompt
             return Verdict(
                 rid=new.rid,
                 accepted=False,
@@ -190,6 +190,8 @@ class Scheduler:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
         if new.rid in self._requests:
             raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
+        if self._refused is not None and new.leader == self._refused[0]:
+            raise self._refused[1]
         prefilled, pinned = self.counters["prefill_tokens"], self._desk.spoken_for
         request = self._arrivals.request(new, pin, self._rng, prefilled=prefilled, pinned=pinned)
         if pin is None:
@@ -213,7 +215,7 @@ class Scheduler:
             self._followers.add(request)
 
     def _check_queue(self, new: NewRequest) -> None:
-        """Refuse a request where as many wait as may. Of several answers to a prompt, the first asks for room for all."""
+        """Refuse a request where as many wait as may; of several answers to a prompt, the first asks for all."""
         if self._settings.max_queue is None or (new.leader is not None and new.leader in self._requests):
             return
         answers, most = new.params.n, self._settings.max_queue + self._limits.max_running
@@ -343,7 +345,7 @@ class Scheduler:
 
     def _take_in(self, flight: Flight) -> None:
         before = self.meters.enter("wait")
-        computed = self._results.take_in(flight)
+        computed = self._results.take_in(flight, self)
         if self._reports is not None:
             crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
             self._reports.on_step(step_report(flight, not computed, self._clock(), self._pools, **crowd))
@@ -457,7 +459,7 @@ class Scheduler:
             "plugin_faults": {**dict.fromkeys(self.health.plugins, 0), **self.health.faults},
         }
         histograms = {**meters.histograms(), **self._compiling.histograms()}
-        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms, process=process_report())
+        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms)
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""

@@ -77,7 +77,9 @@ class Asking:
     async def measured(self) -> Stats:
         """All that the scheduler counts and measures, and what became of the forms that were asked for."""
         answer: Stats = await self._ask(GetStats)
-        return answer if self._forms is None else replace(answer, values=answer.values | self._forms.stats())
+        process = self.vitals().process
+        pauses = {} if process is None else process.pauses()
+        return replace(answer, values={**answer.values, **pauses, **(self._forms.stats() if self._forms else {})})
 
     async def stats(self) -> dict[str, int | float]:
         """Of that, the counters and gauges."""
@@ -103,17 +105,17 @@ class Asking:
         answer: Explained = await self._ask(question)
         return explanation(answer, self.tokenizer.text_of)
 
-    async def explain_request(self, rid: str) -> RequestExplanation:
-        """What became of the newest request with the client id `rid`, and why.
+    async def explain_request(self, rid: str, tenant: str = "") -> RequestExplanation:
+        """What became of the tenant's newest request with the client id `rid`, and why.
 
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
         check_name(rid, "rid")
-        return request_explanation(await self.timeline(rid))
+        return request_explanation(await self.timeline(rid, tenant))
 
-    async def timeline(self, rid: str) -> Timeline:
+    async def timeline(self, rid: str, tenant: str = "") -> Timeline:
         """What that is made from."""
-        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid))
+        answer: RequestExplained = await self._ask(partial(ExplainRequest, name=rid, tenant=tenant))
         return answer.timeline
 
     async def pin(self, name: str, request: GenerateRequest, ttl_s: float | None = None) -> PinState:

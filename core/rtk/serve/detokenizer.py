@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from rtk.cache.key import TOKEN_BYTES
-from rtk.observe.logs import about
+from rtk.observe.logs import about, loggable
 from rtk.schedule.messages import Finish, Inbound, NewRequest, Outbound, Output, TokenLogprobs, Verdict
 from rtk.serve.text import CONTEXT_TOKENS, TextAssembler
 
@@ -96,8 +96,9 @@ class Detokenizer:
         text, finish = "", message.finish
         try:
             text = assembler.push(message.tokens, finish)
-        except Exception:
-            log.exception("the text of request %s cannot be decoded", message.rid, extra=about(message.rid))
+        except Exception as error:
+            about_it = about(message.rid)
+            log.error("the text of request %s cannot be decoded", message.rid, exc_info=loggable(error), extra=about_it)
             finish = Finish(reason="error", problem="the output could not be turned into text")
         if finish is not None:
             del self._open[message.rid]

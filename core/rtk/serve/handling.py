@@ -43,7 +43,8 @@ def namespace_of(request: GenerateRequest) -> Namespace:
         if not (isinstance(text, str) and 1 <= len(text) <= MAX_SALT):
             raise RequestError(f"{field}: must be a string of 1 to {MAX_SALT:,} characters, or null", field=field)
         check_text(text, field=field)
-    return Namespace(salt=request.cache_salt, extra=request.extra_key)
+    tenant = name_or_none(request.tenant, "tenant")
+    return Namespace(salt=request.cache_salt, extra=request.extra_key, tenant=tenant)
 
 
 def priority_of(request: GenerateRequest) -> int:

@@ -7,8 +7,10 @@ from typing import Any
 
 from rtk.errors import ModelError, RequestError
 from rtk.grammar.forms import ServedForm
+from rtk.observe.vitals import ProcessReport
 from rtk.schedule.messages import Finish, TokenLogprobs
 from rtk.schedule.params import sampling_params
+from rtk.serve.limits import NO_CEILINGS, UNLIMITED, Account, Ceilings
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,10 @@ class Vitals:
     """The plugins that failed, with their `faults`, and what the host used `instead`."""
     observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What observers missed."""
+    process: ProcessReport | None = None
+    """The process that it runs in."""
+    processes: Mapping[str, ProcessReport] = field(default_factory=dict)
+    """The processes of the server beside the main one, by name."""
     unwell: str = ""
     """What is wrong with a process that does not answer; empty: nothing."""
 
@@ -76,7 +82,14 @@ class GenerateRequest:
     deadline_ms: float | None = None
     """Milliseconds after which the request ends with an error, wherever it is."""
     tenant: str | None = None
-    """Whose request it is, for policies that share the engine among tenants. No field of HTTP."""
+    """Whose request it is: tenants share no cached K/V and no ids, and policies may share the engine among them.
+
+    No field of HTTP: the key that a client brings decides.
+    """
+    account: Account = UNLIMITED
+    """What the tenant has taken of the engine, and may."""
+    ceilings: Ceilings = NO_CEILINGS
+    """How long prompt and answer may be, beside what model and pool allow."""
     form: ServedForm | None = None
     """What the answer must look like, see `TokenizerManager.form`; None: anything."""
     prompt_name: str = "prompt"

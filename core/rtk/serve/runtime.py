@@ -15,6 +15,7 @@ from rtk.grammar.judges import Judges
 from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
+from rtk.observe.vitals import gc_watch, process_report
 from rtk.plugin.grammar import GrammarBackend
 from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
@@ -97,26 +98,33 @@ class EngineCore:
         )
         """What clients may know."""
         self._feeds = feeds
+        self._watches = False
         reports = feeds if len(feeds) else None
         grammars = start_grammars(config, computing, tokenizer, lambda: self.thread.wake())
         self.grammar_backends = None if grammars is None else grammars.backends
         """Who may be asked for; None: there are no grammars."""
         scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
+        scheduler.health.plugins += [f"grammar plugin {name!r}" for name in self.grammar_backends or ()]
         self.thread = SchedulerThread(scheduler, deliver, after_step)
 
     @property
     def vitals(self) -> Vitals:
         """How it is; from any thread."""
-        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report())
+        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report(), process=process_report())
 
     def start(self) -> None:
         """Begin to serve. Called once."""
+        gc_watch.start()
+        self._watches = True
         self.thread.start()
 
     def close(self) -> None:
         """Stop; requests that still run end with an error. Safe to call twice."""
         self.thread.stop()
         self._feeds.close()
+        if self._watches:
+            gc_watch.stop()
+        self._watches = False
 
 
 class Runtime:

@@ -50,8 +50,8 @@ class _Entry:
     id: str
     """Its id for the scheduler, never used twice: late answers to an ended request can reach no other."""
     rid: str
-    names: frozenset[str]
-    """Its client id, those of its request and of its batch."""
+    names: frozenset[tuple[str, str]]
+    """Its tenant with its client id, with that of its request, and with that of its batch."""
     index: int
     answer_number: int
     """Of its request's."""
@@ -93,10 +93,9 @@ class TokenizerManager(Asking):
         self._verifying = asyncio.Semaphore(MAX_VERIFYING)
         self._entries: dict[str, _Entry] = {}
         """By scheduler id."""
-        self.draining = False
-        """Whether no new requests are taken, since the server is about to end."""
-        self._names: dict[str, list[_Entry]] = {}
-        """By client id; that of a batch names all of its requests."""
+        self._draining = False
+        self._names: dict[tuple[str, str], list[_Entry]] = {}
+        """By tenant and client id; that of a batch names all of its requests."""
         self.early_aborts = 0
         """Requests that were aborted before they were sent."""
         check_defaults(facts)
@@ -108,7 +107,12 @@ class TokenizerManager(Asking):
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
-        self.draining = True
+        self._draining = True
+
+    def check_open(self) -> None:
+        """Raises `RequestError` where no more requests are taken."""
+        if self._draining:
+            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
 
     # --- generating ---------------------------------------------------------------------------------------------
 
@@ -144,12 +148,13 @@ class TokenizerManager(Asking):
         (`contextlib.aclosing`), or cancel the task that iterates.
         """
         self._check_running()
-        if self.draining:
-            raise RequestError("the server is shutting down; ask another one", code="shutting_down", status=503)
+        self.check_open()
         entries = self._reserve(requests, uuid.uuid4().hex if rid is None else rid)
         visit = current()
         visit.serves(entry.rid for entry in entries)
+        account = requests[0].account
         try:
+            account.take(len(entries))
             prepared: list[NewRequest] = []
             for entry in entries:
                 if number := entry.answer_number:
@@ -165,17 +170,18 @@ class TokenizerManager(Asking):
                 if isinstance(item, RequestError):
                     raise item
                 open_requests -= item.finish is not None
-                visit.saw(item)
+                visit.saw(item, further=entries[item.index].answer_number > 0)
                 yield await self._verified(entries[item.index], item)
         finally:
             self._give_up(entries)
+            account.give_back(len(entries))
 
-    def abort(self, rid: str) -> bool:
-        """End the request, or batch, with the client id `rid`: its iterator ends with the reason "abort".
+    def abort(self, rid: str, tenant: str = "") -> bool:
+        """End the tenant's request, or batch, with the client id `rid`: its iterator ends with the reason "abort".
 
         Answers whether there was one.
         """
-        entries = self._names.get(rid, [])
+        entries = self._names.get((tenant, rid), [])
         for entry in entries:
             entry.aborted = True
             if entry.sent:
@@ -195,17 +201,26 @@ class TokenizerManager(Asking):
         return dataclasses.replace(delta, verified=result)
 
     def _reserve(self, requests: Sequence[GenerateRequest], rid: str) -> list[_Entry]:
-        """Enter the answers of the requests into the tables, so that no other can take their ids."""
+        """Enter the answers of the requests into the tables, so that no other of their tenant can take their ids."""
         answers = [
             (request, own, number, answer_rid(own, number))
             for i, request in enumerate(requests)
             for own in (_own_rid(request, rid, i, len(requests)),)
             for number in range(answers_wanted(request.sampling, request.names))
         ]
-        self._check_free([*(name for *_, name in answers), *([rid] if len(requests) > 1 else [])])
+        tenant = requests[0].tenant or ""
+        self._check_free(tenant, [*(name for *_, name in answers), *([rid] if len(requests) > 1 else [])])
         queue: asyncio.Queue[Delta | RequestError] = asyncio.Queue()
         entries = [
-            _Entry(f"{next(self._numbers)}:{name}", name, frozenset((name, own, rid)), i, number, request, queue)
+            _Entry(
+                id=f"{next(self._numbers)}:{name}",
+                rid=name,
+                names=frozenset((tenant, one) for one in (name, own, rid)),
+                index=i,
+                answer_number=number,
+                request=request,
+                queue=queue,
+            )
             for i, (request, own, number, name) in enumerate(answers)
         ]
         for entry in entries:
@@ -214,10 +229,10 @@ class TokenizerManager(Asking):
                 self._names.setdefault(name, []).append(entry)
         return entries
 
-    def _check_free(self, rids: Sequence[str]) -> None:
+    def _check_free(self, tenant: str, rids: Sequence[str]) -> None:
         for i, rid in enumerate(rids):
             check_name(rid, "rid")
-            if rid in self._names or rid in rids[:i]:
+            if (tenant, rid) in self._names or rid in rids[:i]:
                 raise RequestError(
                     f"rid = {shown(rid)}: a request with this id is in flight; wait for its end, or choose another",
                     field="rid",
@@ -231,6 +246,8 @@ class TokenizerManager(Asking):
             self._finish(entry, TextOutput(rid=entry.id, text="", tokens=(), finish=Finish(reason="abort")))
             return
         entry.prompt_tokens = len(new.tokens) // TOKEN_BYTES
+        if not entry.answer_number:
+            entry.request.account.spend(entry.prompt_tokens)
         entry.sent = True
         self._send(new)
         if not self._healthy():  # it may have ended before it could take this in
@@ -258,7 +275,9 @@ class TokenizerManager(Asking):
         request = entry.request
         params = self._params(request)
         tokens = await self._prompts.tokens(request)
-        check_prompt_logprobs(params, len(tokens) // TOKEN_BYTES, names=request.names)
+        prompt_tokens = len(tokens) // TOKEN_BYTES
+        check_prompt_logprobs(params, prompt_tokens, names=request.names)
+        params = request.ceilings.applied(request, params, prompt_tokens)
         return NewRequest(
             rid=entry.id,
             tokens=tokens,
@@ -366,6 +385,7 @@ class TokenizerManager(Asking):
 
     def _delta(self, entry: _Entry, output: TextOutput) -> Delta:
         entry.completion_tokens += len(output.tokens)
+        entry.request.account.spend(len(output.tokens))
         thought, content = entry.splitter.push(output.text, last=output.finish is not None)
         return Delta(
             index=entry.index,

@@ -50,12 +50,7 @@ class Admin(Endpoints):
     async def ready(self, request: Request) -> Response:
         """GET /ready: 200 while one more request would be taken, else 503."""
         self._checked()
-        if self.manager.draining:
-            raise RequestError(
-                "the server takes no more requests: it was told to end, and finishes those that it has",
-                code="draining",
-                status=503,
-            )
+        self.manager.check_open()
         await self._measured.renew(PATIENCE_S)  # an engine that is busy is well: what it said before will do
         if self._measured.stats.values.get("queue_is_full"):
             raise RequestError("the queue is full (schedule.max_queue)", code="queue_full", status=503)
@@ -105,4 +100,5 @@ class Admin(Endpoints):
         if not rid:
             raise RequestError("rid is missing: name the request to abort", field="rid")
         check_text(rid, field="rid")
-        return json_response({"rid": rid, "aborted": self.manager.abort(rid)}, headers=ignored.headers)
+        aborted = self.manager.abort(rid, self.tenant(request, values))
+        return json_response({"rid": rid, "aborted": aborted}, headers=ignored.headers)

@@ -12,6 +12,7 @@ from rtk.serve.http.admin import Admin
 from rtk.serve.http.cache import Cache
 from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import answering_errors, route_error
+from rtk.serve.http.guard import guards
 from rtk.serve.http.metrics import Measured, Metrics
 from rtk.serve.http.native import Native
 from rtk.serve.http.openai import OpenAI
@@ -40,7 +41,7 @@ def create_app(
     admin, requests = Admin(manager, settings, version, config, measured), Requests(manager, settings)
     metrics = Metrics(manager, settings, measured, tally, version)
     responses, tokens = Responses(manager, settings), Tokens(manager, settings)
-    app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="rtk", docs_url=None, redoc_url=None, openapi_url=None, middleware=guards(settings))
     app.add_exception_handler(HTTPException, route_error)
     for method, path, handler in (
         ("POST", "/v1/completions", openai.completions),

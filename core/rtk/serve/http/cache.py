@@ -56,7 +56,7 @@ class Cache(Endpoints):
             raise must_be(f'"{_OWN}" or "{_ALL}"', "namespaces", wanted)
         if wanted == _ALL:
             self.settings.admin.check(request)
-        prompt = self._prompt(values, ignored)
+        prompt = self._prompt(request, values, ignored)
         found = await self.manager.explain(prompt, elsewhere=wanted == _ALL)
         others = {"elsewhere": _elsewhere(found), "searched": found.searched} if wanted == _ALL else {}
         return json_response({**_explanation(found), **others}, headers=ignored.headers)
@@ -65,7 +65,8 @@ class Cache(Endpoints):
         """POST /cache/pin: keep a prefix. Answers once it is computed."""
         self.settings.admin.check(request)
         values, ignored = await self.read(request, Scope.PIN)
-        pin = await self.manager.pin(_name(values), self._prompt(values, ignored), values.get("ttl_s"))
+        prompt = self._prompt(request, values, ignored)
+        pin = await self.manager.pin(_name(values), prompt, values.get("ttl_s"))
         return json_response(_pin(pin), headers=ignored.headers)
 
     async def unpin(self, request: Request) -> Response:
@@ -81,7 +82,7 @@ class Cache(Endpoints):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _prompt(self, values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
+    def _prompt(self, request: Request, values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
         """The one prompt of a body, in its namespace."""
         given = [name for name in _PROMPTS if name in values]
         if len(given) != 1:
@@ -100,7 +101,8 @@ class Cache(Endpoints):
                 if option in values:
                     ignored.note(option)
         salt, extra = values.get("cache_salt"), values.get("extra_key")
-        return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=salt, extra_key=extra)
+        tenant = self.tenant(request, values) or None
+        return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=salt, extra_key=extra, tenant=tenant)
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -114,7 +116,8 @@ def _name(values: Mapping[str, Any]) -> str:
 
 def _namespace(namespace: Namespace) -> dict[str, Any]:
     adapter = None if namespace.adapter is None else namespace.adapter._asdict()
-    return {"adapter": adapter, "cache_salt": namespace.salt, "extra_key": namespace.extra}
+    whose = {"tenant": namespace.tenant} if namespace.tenant else {}
+    return {"adapter": adapter, "cache_salt": namespace.salt, "extra_key": namespace.extra, **whose}
 
 
 def _pin(pin: PinState) -> dict[str, Any]:

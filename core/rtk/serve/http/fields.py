@@ -126,6 +126,7 @@ FIELDS: tuple[Field, ...] = (
     *_read(Scope.SAMPLING, "max_new_tokens", "min_new_tokens"),
     *_read(GENERATING | Scope.SAMPLING, *FORM_NAMES),
     *_read(Scope.EXPLAIN, "namespaces"),
+    *_read(KEEPING | Scope.ABORT, "tenant"),
     *_read(Scope.PIN | Scope.UNPIN, "name"),
     *_read(Scope.PIN, "ttl_s"),
     *_read(Scope.RESPONSES, "input", "instructions", "max_output_tokens", "include"),

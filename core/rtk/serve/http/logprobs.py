@@ -4,13 +4,22 @@ A token is written as its text. One that is only a part of a character is writte
 no two are written alike; `bytes`, put together, are the text.
 """
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 from rtk.schedule.messages import TokenLogprobs
 from rtk.serve.tokenizer import Tokenizer
 from rtk.serve.vocabulary import TokenBytes
+
+T = TypeVar("T")
+
+_REMEMBERED = 50_000
+"""Tokens whose text is kept."""
+_MANY = 2_000
+"""Entries that are written in a thread."""
 
 FLOOR = -9999.0
 """Stands for what is not finite, which JSON has no number for."""
@@ -23,17 +32,31 @@ class Placed(NamedTuple):
     offset: int
 
 
+def count_entries(scored: Iterable[TokenLogprobs]) -> int:
+    """How many log-probabilities these are."""
+    return sum(1 + len(at.top) for at in scored)
+
+
+async def beside(entries: int, write: Callable[[], T]) -> T:
+    """What `write` answers, beside the event loop where it has many log-probabilities to write."""
+    return await asyncio.to_thread(write) if entries > _MANY else write()
+
+
 def finite(logprob: float) -> float:
     """A number that JSON has."""
     return logprob if math.isfinite(logprob) else FLOOR
 
 
 class TokenWriter:
-    """Writes tokens and their log-probabilities."""
+    """Writes tokens and their log-probabilities. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._bytes = TokenBytes(tokenizer)
+        known = TokenBytes(tokenizer)
         self._tokenizer = tokenizer
+        self._bytes = lru_cache(_REMEMBERED)(known.of)
+        self._text = lru_cache(_REMEMBERED)(tokenizer.text_of)
+        self._name = lru_cache(_REMEMBERED)(partial(self._written, mark="bytes:"))
+        self._part = lru_cache(_REMEMBERED)(partial(self._written, mark=""))
 
     def completion(self, placed: Sequence[Placed]) -> dict[str, Any]:
         """`logprobs` of a choice of /v1/completions."""
@@ -84,10 +107,10 @@ class TokenWriter:
         return named
 
     def _described(self, token: int, logprob: float | None, special: bool) -> dict[str, Any]:
-        known = self._bytes.of(token)
+        known = self._bytes(token)
         silent = not special and token in self._tokenizer.silent
         return {
-            "token": self._written(token, known, ""),
+            "token": self._part(token),
             "logprob": None if logprob is None else finite(logprob),
             "bytes": [] if silent else None if known is None else list(known),
         }
@@ -96,20 +119,18 @@ class TokenWriter:
         ranked: dict[str, Any] = {}
         places = enumerate(at.top[:top], 1)
         for rank, (token, value) in (*places, (None, (at.token, logprob))):
-            entry = {"logprob": finite(value), "rank": rank, "decoded_token": self._tokenizer.text_of(token)}
+            entry = {"logprob": finite(value), "rank": rank, "decoded_token": self._text(token)}
             ranked.setdefault(str(token), entry)
         return ranked
 
     def _triple(self, token: int, logprob: float | None, text: bool) -> list[Any]:
         value = None if logprob is None else finite(logprob)
-        return [value, token, self._tokenizer.text_of(token) if text else None]
+        return [value, token, self._text(token) if text else None]
 
-    def _name(self, token: int) -> str:
-        return self._written(token, self._bytes.of(token), "bytes:")
-
-    def _written(self, token: int, known: bytes | None, mark: str) -> str:
+    def _written(self, token: int, mark: str) -> str:
+        known = self._bytes(token)
         if known is None:
-            return self._tokenizer.text_of(token)
+            return self._text(token)
         try:
             return known.decode()
         except UnicodeDecodeError:

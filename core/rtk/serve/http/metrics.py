@@ -1,7 +1,6 @@
 """GET /metrics: what is counted and measured, for Prometheus."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from time import monotonic
 
@@ -71,12 +70,9 @@ class Metrics(Endpoints):
         return Response(text, headers={"Content-Type": content_type})
 
     def _snapshot(self, up: bool) -> Snapshot:
-        stats, main = self._measured.stats, process_report()
-        processes = {"main": main}
-        if stats.process is not None and stats.process.pid != os.getpid():
-            processes["scheduler"] = stats.process
+        vitals = self.manager.vitals()
         return Snapshot(
-            stats=stats,
+            stats=self._measured.stats,
             up=up,
             age_s=self._measured.age_s,
             uptime_s=monotonic() - self._began,
@@ -84,8 +80,8 @@ class Metrics(Endpoints):
             model=self.manager.facts.served_name,
             in_flight=self.manager.in_flight,
             early_aborts=self.manager.early_aborts,
-            dropped={name: one["dropped"] for name, one in self.manager.vitals().observers.items()},
+            dropped={name: one["dropped"] for name, one in vitals.observers.items()},
             responses=self._tally.responses,
             errors=self._tally.errors,
-            processes=processes,
+            processes={"main": process_report(), **vitals.processes},
         )

@@ -8,6 +8,7 @@ next.
 import uuid
 from collections.abc import Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,16 +16,18 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.schedule.messages import Finish
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.endpoints import Endpoints
+from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.errors import json_response
 from rtk.serve.http.fields import Scope, read_fields
 from rtk.serve.http.forms import described, headers, read_either
-from rtk.serve.http.logprobs import TokenWriter
+from rtk.serve.http.logprobs import TokenWriter, beside, count_entries
 from rtk.serve.http.sampling_fields import Asked, read_native
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Tally
 from rtk.serve.protocol import GenerateRequest
+from rtk.serve.tokenizer_manager import TokenizerManager
 
 _PLACE = "sampling_params."
 _SIDES = ("input", "output")
@@ -32,6 +35,10 @@ _SIDES = ("input", "output")
 
 class Native(Endpoints):
     """Handlers of rtk's own endpoint."""
+
+    def __init__(self, manager: TokenizerManager, settings: HttpSettings) -> None:
+        super().__init__(manager, settings)
+        self._writer = TokenWriter(manager.tokenizer)
 
     async def generate(self, request: Request) -> Response:
         """POST /generate."""
@@ -43,14 +50,19 @@ class Native(Endpoints):
         wanted = read_either(values, given, ignored, prefix=_PLACE)
         form = None if wanted is None else await self.manager.form(wanted)
         group, rids = _rids(values, len(prompts), batch=batch)
-        handling = self.handling(values, ignored) | {"sampling": asked.sampling, "names": asked.names, "form": form}
+        name_request(request, rids[0] or group)
+        handling = self.handling(request, values, ignored) | {
+            "sampling": asked.sampling,
+            "names": asked.names,
+            "form": form,
+        }
         job = _Job(
             [
                 GenerateRequest(prompt=prompt, prompt_name=name, rid=rid, **handling)
                 for (name, prompt), rid in zip(prompts.items(), rids, strict=True)
             ],
             asked,
-            TokenWriter(self.manager.tokenizer),
+            self._writer,
             group=group,
             with_ids=typed(values, "return_ids", bool, False),
             listed=batch or asked.answers > 1,
@@ -59,8 +71,7 @@ class Native(Endpoints):
         if typed(values, "stream", bool, False):
             return await stream_response(request, self._events(job), sent)
         await while_connected(request.receive, job.tally.add_all(self.manager.generate_batch(job.requests, group)))
-        answers = [job.answer(i) for i in range(len(job.tally.parts))]
-        return json_response(answers if job.listed else answers[0], headers=sent)
+        return await beside(job.tally.entries, lambda: json_response(job.whole(), headers=sent))
 
     def _prompts(self, values: Mapping[str, Any]) -> tuple[dict[str, str | list[int]], bool]:
         """Each prompt by what the client calls it, and whether there is a batch."""
@@ -85,7 +96,9 @@ class Native(Endpoints):
                 job.tally.add(delta)
                 if delta.text or delta.finish or job.with_ids:
                     place = {"index": delta.index} if job.listed else {}
-                    yield event({**job.answer(delta.index), **place})
+                    new = count_entries(delta.logprobs) + count_entries(delta.prompt_logprobs)
+                    answer = await beside(new, partial(job.answer, delta.index))
+                    yield event({**answer, **place})
         yield DONE
 
 
@@ -115,6 +128,11 @@ class _Job:
         ]
         self._told: list[dict[str, list[Any]]] = [{name: [] for name in lists} for _ in self.tally.parts]
         """SGLang's lists so far, of each answer."""
+
+    def whole(self) -> Any:
+        """All answers, or the one."""
+        answers = [self.answer(i) for i in range(len(self.tally.parts))]
+        return answers if self.listed else answers[0]
 
     def answer(self, index: int) -> dict[str, Any]:
         """What there is of one answer so far."""

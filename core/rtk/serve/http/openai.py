@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.chat_prompt import read_chat
 from rtk.serve.http.echo import Echo, echoed
@@ -24,7 +26,7 @@ from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.errors import json_response
 from rtk.serve.http.fields import Ignored, Scope
 from rtk.serve.http.forms import described, headers, read_form
-from rtk.serve.http.logprobs import TokenWriter
+from rtk.serve.http.logprobs import TokenWriter, beside, count_entries
 from rtk.serve.http.sampling_fields import Asked, read_chat_completions, read_completions
 from rtk.serve.http.shapes import ChatShape, CompletionShape, Shape
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
@@ -51,6 +53,7 @@ class OpenAI(Endpoints):
     def __init__(self, manager: TokenizerManager, settings: HttpSettings) -> None:
         super().__init__(manager, settings)
         self._started = int(time.time())
+        self._writer = TokenWriter(manager.tokenizer)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -131,8 +134,9 @@ class OpenAI(Endpoints):
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
         self.check_answers(len(prompts), asked)
-        handling = self.handling(values, ignored)
+        handling = self.handling(request, values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
+        name_request(request, rid)
         form = shape.form(read_form(values, ignored))
         served = None if form is None else await self.manager.form(form)
         handling |= {"sampling": asked.sampling, "names": asked.names, "form": served}
@@ -141,17 +145,13 @@ class OpenAI(Endpoints):
             asked,
             {"id": rid, "created": int(time.time()), "model": self.manager.facts.served_name},
             shape,
-            TokenWriter(self.manager.tokenizer),
+            self._writer,
         )
         sent = ignored.headers | headers(served)
         if stream:
             return await stream_response(request, self._events(job, options), sent)
         await while_connected(request.receive, job.tally.add_all(self._deltas(job)))
-        choices = [job.whole(i, part) for i, part in enumerate(job.tally.parts)]
-        answer = {**job.head, "object": shape.answer, "choices": choices, "usage": job.tally.usage()}
-        if shape.one_prompt:
-            answer |= job.prompt(0)
-        return json_response(answer, headers=sent)
+        return await beside(job.tally.entries, lambda: json_response(job.answer(), headers=sent))
 
     async def _events(self, job: "_Job", options: _StreamOptions) -> Events:
         """The events of a stream: chunks, the usage where it is wanted, and that all is done."""
@@ -172,7 +172,7 @@ class OpenAI(Endpoints):
                     yield chunk(choice)
                 opening = ()
                 if shape.says(delta) or delta.finish or options.continuous_usage_stats:
-                    yield chunk(job.piece(delta, part))
+                    yield chunk(await beside(count_entries(delta.logprobs), partial(job.piece, delta, part)))
         if options.include_usage:
             yield chunk()
         yield DONE
@@ -210,16 +210,22 @@ class _Job:
             choice["logprobs"] = self.shape.logprobs(self._writer, told, special=self.asked.special)
         return {**choice, **_checked(self.requests[0].form, delta)}
 
-    def whole(self, index: int, part: Part) -> dict[str, Any]:
-        """The choice of an answer."""
+    def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [self._whole(i, part) for i, part in enumerate(self.tally.parts)]
+        answer = {**self.head, "object": self.shape.answer, "choices": choices, "usage": self.tally.usage()}
+        return answer | (self._prompt(0) if self.shape.one_prompt else {})
+
+    def _whole(self, index: int, part: Part) -> dict[str, Any]:
+        """A choice of it."""
         choice = self.shape.whole(index, part)
         if self.asked.logprobs is not None:
             choice["logprobs"] = self.shape.logprobs(self._writer, part.tell(), special=self.asked.special)
         if not self.shape.one_prompt:
-            choice |= self.prompt(index)
+            choice |= self._prompt(index)
         return {**choice, **_checked(self.requests[0].form, part)}
 
-    def prompt(self, index: int) -> dict[str, Any]:
+    def _prompt(self, index: int) -> dict[str, Any]:
         """The log-probabilities of the prompt that an answer is to, where they were asked for."""
         if (top := self.asked.prompt_logprobs) is None:
             return {}

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, ServedForm
 from rtk.schedule.params import MAX_COUNT, check_text
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import error_body, internal_error, json_response
@@ -47,7 +48,9 @@ class Responses(Endpoints):
         check_text(typed(values, "user", str, ""), field="user")
         stream = typed(values, "stream", bool, False)
         sampling = _sampling(values)
-        handling = self.handling(values, ignored)
+        handling = self.handling(request, values, ignored)
+        rid = typed(values, "rid", str, "resp_" + uuid.uuid4().hex)
+        name_request(request, rid)
         tools = read_flat_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
         wanted = _form(values, ignored)
         asked = tools.form(wanted)
@@ -57,7 +60,7 @@ class Responses(Endpoints):
             prompt_name="input",
             sampling=sampling,
             names={"max_new_tokens": "max_output_tokens"},
-            rid=typed(values, "rid", str, "resp_" + uuid.uuid4().hex),
+            rid=rid,
             form=form,
             **handling,
         )

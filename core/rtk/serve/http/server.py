@@ -5,12 +5,15 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from rtk.serve.http.connection import Connection
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 log = logging.getLogger(__name__)
@@ -32,10 +35,29 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: FastAPI, manager: TokenizerManager, close_engine: Callable[[], None], drain_s: float
+        self,
+        app: FastAPI,
+        manager: TokenizerManager,
+        close_engine: Callable[[], None],
+        drain_s: float,
+        *,
+        tls: ssl.SSLContext | None = None,
+        max_connections: int = 4096,
+        header_timeout_s: float = 30.0,
     ) -> None:
         """`close_engine` ends what still runs; called from a thread of its own, once."""
-        settings = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=BACKSTOP_S)
+        connection = partial(Connection, most=max_connections, head_s=header_timeout_s)
+        settings = uvicorn.Config(
+            app,
+            http=connection,  # type: ignore[arg-type] # it is only called
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=BACKSTOP_S,
+        )
+        if tls is not None:
+            settings.ssl_context_factory = lambda *_: tls
         super().__init__(settings)
         self._manager = manager
         self._close_engine = close_engine

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rtk.errors import RequestError
+from rtk.observe.logs import loggable
 from rtk.observe.visit import current
 from rtk.serve.http.errors import encoded, error_body, internal_error
 
@@ -63,8 +64,8 @@ async def _with_errors(events: Events) -> Events:
             yield item
     except RequestError as error:
         yield _error_event(error)
-    except Exception:
-        log.exception("a stream failed")
+    except Exception as error:
+        log.error("a stream failed", exc_info=loggable(error))
         yield _error_event(internal_error())
 
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 from rtk.schedule.messages import Finish, TokenLogprobs
-from rtk.serve.http.logprobs import Placed
+from rtk.serve.http.logprobs import Placed, count_entries
 from rtk.serve.protocol import Delta
 
 
@@ -71,6 +71,12 @@ class Tally:
         part = self.parts[delta.index]
         part.add(delta)
         return part
+
+    @property
+    def entries(self) -> int:
+        """Log-probabilities of all, those of the most probable tokens and of the prompts among them."""
+        placed = (at for part in self.parts for at, _ in part.placed)
+        return count_entries(placed) + sum(count_entries(part.prompt_logprobs) for part in self.parts)
 
     async def add_all(self, deltas: AsyncGenerator[Delta, None]) -> None:
         """Take in everything until all have ended."""

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rtk.errors import RequestError
 from rtk.observe import visit as visits
 from rtk.observe.visit import Visit
+from rtk.serve.http.rights import tenant_of
 from rtk.serve.tokenizer_manager import TokenizerManager
 
 if TYPE_CHECKING:
@@ -77,21 +78,22 @@ class Watch:
             self._tally.responses[path, str(status)] += 1
         if visit.code:
             self._tally.errors[visit.code] += 1
-        log.debug("%s %s: %d after %.3f s", scope["method"], path, status, monotonic() - visit.began)
         if self._tracing is not None and visit.rids:
-            task = asyncio.create_task(self._tell(self._tracing, visit, path, dict(_headers(scope))))
+            task = asyncio.create_task(self._tell(self._tracing, visit, path, scope))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def _tell(self, tracing: "Tracing", visit: Visit, path: str, headers: Mapping[str, str]) -> None:
+    async def _tell(self, tracing: "Tracing", visit: Visit, path: str, scope: Scope) -> None:
         """Tell the tracer, with what the scheduler knows of the time that was spent in its queue."""
-        ended, waited = monotonic(), []
+        ended, waited, tenant = monotonic(), [], tenant_of(Request(scope))
         try:
             for rid in visit.rids[:ASKED]:
-                waited.append((await self._manager.timeline(rid)).queue_s)
+                waited.append((await self._manager.timeline(rid, tenant)).queue_s)
         except RequestError as error:
             log.debug("a span says nothing of the queue: %s", error)
-        tracing.tell(visit, ended, self._manager.facts.served_name, path, max(waited, default=None), headers)
+        tracing.tell(
+            visit, ended, self._manager.facts.served_name, path, max(waited, default=None), dict(_headers(scope))
+        )
 
 
 def _headers(scope: Scope) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from rtk.errors import RtkError
 from rtk.grammar.process import GONE, Unbuffered, die_with
-from rtk.observe.logs import configure
-from rtk.observe.vitals import gc_watch
+from rtk.observe.logs import LogSetup, use
+from rtk.observe.vitals import gc_watch, process_report
 from rtk.observe.wire import receive, send
 from rtk.serve.processes.control import (
     Begin,
@@ -38,10 +38,8 @@ class Setup(NamedTuple):
     place: Place
     socket: str
     """The name of the child's own."""
-    name: str
-    """The process's, in log lines."""
-    log_format: str
-    log_level: str
+    log: LogSetup
+    """Its log is written like that of the main process."""
 
 
 class Child:
@@ -56,7 +54,7 @@ class Child:
         os.close(null)
         self._saying = threading.Lock()
         self._orders: queue.SimpleQueue[Begin | Stop | None] = queue.SimpleQueue()
-        self.vitals: Callable[[], Vitals] = Vitals
+        self.vitals: Callable[[], Vitals] = lambda: Vitals(process=process_report())
         """Asked at each ping, from another thread."""
         hello = receive(self._source)
         if hello is None:
@@ -106,7 +104,7 @@ def run(work: Callable[[Child], int], *, die_by: int = signal.SIGKILL) -> NoRetu
     ):  # for the main process to take
         signal.signal(number, lambda *_: None)
     child, status = Child(), 1
-    configure(child.setup.log_format, child.setup.log_level, child.setup.name)
+    use(child.setup.log)
     gc_watch.start()
     try:
         status = work(child)

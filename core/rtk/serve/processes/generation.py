@@ -17,6 +17,7 @@ import zmq
 from rtk.config.models import Config
 from rtk.errors import RtkError
 from rtk.grammar.child import ONE_THREAD, how
+from rtk.observe import logs
 from rtk.observe.wire import HEADER, receive
 from rtk.schedule.messages import Inbound
 from rtk.serve.detokenizer import Texts
@@ -182,8 +183,7 @@ class Generation:
         del values["serve"]  # it is for the main process, and has the keys of the server in it
 
         def setup(name: str, values: dict[str, object]) -> Setup:
-            log = config.observe
-            return Setup(values, place, f"{name}{number}", name, log.log_format, log.log_level)
+            return Setup(values, place, f"{name}{number}", logs.setup_of(name))
 
         self._inbox = threading.Thread(target=self._receive, name="rtk-inbox", daemon=True)
         self.scheduler = Process(SCHEDULER, setup(SCHEDULER, values), ended)

@@ -119,7 +119,8 @@ class Supervisor:
                 f"the {unwell.name} process has answered nothing for {unwell.silent_s:.0f} s: it is stopped, or caught "
                 f"in code that lets no other run; after {self.config.serve.dead_after_s:g} s it counts as dead"
             )
-        return dataclasses.replace(scheduler.vitals, turn_s=scheduler.turn_s, unwell=problem)
+        processes = {one.name: one.vitals.process for one in self._generation.both if one.vitals.process is not None}
+        return dataclasses.replace(scheduler.vitals, turn_s=scheduler.turn_s, unwell=problem, processes=processes)
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have `tell` called, from any thread, once the engine is lost: at once if it is."""
