@@ -112,9 +112,7 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "routing_key": _string("For policies that read it: equal keys like to run together.", **_NAME),
     "deadline_ms": _above_0("Milliseconds after which the request ends with an error.", handling.MAX_DEADLINE_MS),
-    "tenant": _string(
-        "Whose things are meant; for administrators. By default the sender's own.", maxLength=_NAME["maxLength"]
-    ),
+    "tenant": _string("Whose things are meant; for administrators. By default the sender's own."),
     "namespaces": _schema(
         'Whether to look at other namespaces too; "all" is for administrators.', "own", enum=["own", "all"]
     ),
@@ -285,21 +283,54 @@ PARTS: Mapping[str, Schema] = {
     "TextPart": _object(
         "A part of a message.", properties={"type": {"const": "text"}, "text": _TEXT}, required=["type", "text"]
     ),
-    "InputItem": _object(
-        "A message, what was thought before the next one, a call of a function, or what came of it.",
+    "InputItem": _one_of(
+        "An item of a conversation.",
+        *map(_ref, ("InputMessage", "InputReasoning", "InputCall", "InputCallOutput")),
+    ),
+    "InputMessage": _object(
+        "A message.",
         properties={
-            "type": {"enum": ["message", "reasoning", "function_call", "function_call_output", None]},
+            "type": {"enum": ["message", None]},
             "role": {"enum": ["system", "developer", "user", "assistant"]},
             "content": _one_of("The text, or its parts.", _TEXT, {"type": "array", "items": _ref("ItemPart")}),
+        },
+        required=["role", "content"],
+    ),
+    "InputReasoning": _object(
+        "What was thought before the assistant's item that follows.",
+        properties={
+            "type": {"const": "reasoning"},
+            "content": {"type": ["array", "null"], "items": _ref("ReasoningPart")},
+        },
+        required=["type"],
+    ),
+    "InputCall": _object(
+        "A call of a function.",
+        properties={
+            "type": {"const": "function_call"},
             "call_id": _TEXT,
             "name": _TEXT,
             "arguments": {"type": ["string", "object"], "description": "A JSON object, as a string."},
+        },
+        required=["type", "call_id", "name", "arguments"],
+    ),
+    "InputCallOutput": _object(
+        "What came of a call.",
+        properties={
+            "type": {"const": "function_call_output"},
+            "call_id": _TEXT,
             "output": _one_of("The text, or its parts.", _TEXT, {"type": "array", "items": _ref("ItemPart")}),
         },
+        required=["type", "call_id", "output"],
+    ),
+    "ReasoningPart": _object(
+        "A part of what was thought.",
+        properties={"type": {"const": "reasoning_text"}, "text": _TEXT},
+        required=["type", "text"],
     ),
     "ItemPart": _object(
         "A part of an item.",
-        properties={"type": {"enum": ["input_text", "output_text", "reasoning_text"]}, "text": _TEXT},
+        properties={"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT},
         required=["type", "text"],
     ),
     "Tool": _object(
