@@ -335,8 +335,8 @@ PARTS: Mapping[str, Schema] = {
     ),
     "Tool": _object(
         "A function that the model may call.",
-        properties={"type": {"const": "function"}, "function": _ref("Function")},
-        required=["type", "function"],
+        properties={"type": {"const": "function", "default": "function"}, "function": _ref("Function")},
+        required=["function"],
     ),
     "Function": _object("What it is called, what it does, and its arguments.", properties=_FUNCTION, required=["name"]),
     "FlatTool": _object(
