@@ -140,7 +140,9 @@ def test_numbers_that_are_refused(http, top):
 
 
 def test_the_two_fields_of_chats_belong_together(http):
-    assert error_of(http.chat(top_logprobs=1))["message"] == "top_logprobs: only allowed with logprobs = true"
+    for value in (1, False, 0.0):  # the last two are no 0
+        error = error_of(http.chat(top_logprobs=value))
+        assert error["message"] == "top_logprobs: only allowed with logprobs = true"
     assert error_of(http.chat(logprobs=1))["param"] == "logprobs"
 
 

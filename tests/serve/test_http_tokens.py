@@ -83,6 +83,11 @@ def test_what_a_text_does_not_read_is_named(http):
             "return_token_strs",
             "return_token_strs = 'y': must be true or false",
         ),
+        (
+            {"prompt": "a", "tools": [{}]},
+            "tools[0].function",
+            'tools[0].function = None: must be an object with "name", "description" and "parameters"',
+        ),
         ({"messages": "a"}, "messages", "messages = 'a': must be a list of messages"),
         ({"messages": [], "documents": [{}]}, "documents", '"documents" is not supported yet; leave it out'),
     ],

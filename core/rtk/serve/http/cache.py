@@ -12,7 +12,7 @@ from rtk.errors import RequestError
 from rtk.schedule.messages import PinState
 from rtk.serve.explanation import CacheExplanation, TokenText
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.chat_prompt import CHAT_OPTIONS, read_chat
+from rtk.serve.http.chat_prompt import note_chat_options, read_chat
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import error_body, json_response
 from rtk.serve.http.fields import Ignored, Scope
@@ -97,9 +97,7 @@ class Cache(Endpoints):
             chat, tools = read_chat(values, ignored), template_tools(values, ignored, self.manager.tokenizer)
             prompt = replace(chat, options={**chat.options, **tools})
         else:
-            for option in (*CHAT_OPTIONS, "tools"):
-                if option in values:
-                    ignored.note(option)
+            note_chat_options(values, ignored)
         salt, extra = values.get("cache_salt"), values.get("extra_key")
         tenant = self.tenant(request, values) or None
         return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=salt, extra_key=extra, tenant=tenant)

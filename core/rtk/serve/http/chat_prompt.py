@@ -7,10 +7,22 @@ from rtk.errors import RequestError
 from rtk.serve.http.body import typed
 from rtk.serve.http.chat import read_messages
 from rtk.serve.http.fields import Ignored
+from rtk.serve.http.tools import read_list
 from rtk.serve.protocol import Chat
 
 CHAT_OPTIONS = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 """Fields that say how messages are written."""
+
+
+def note_chat_options(values: Mapping[str, Any], ignored: Ignored) -> None:
+    """Note what says how messages are written where there are none. It is looked at all the same."""
+    typed(values, "chat_template_kwargs", dict, {})
+    for name in ("add_generation_prompt", "continue_final_message"):
+        typed(values, name, bool, False)
+    read_list(values, ignored)
+    for option in (*CHAT_OPTIONS, "tools"):
+        if option in values:
+            ignored.note(option)
 
 
 def read_chat(values: Mapping[str, Any], ignored: Ignored) -> Chat:

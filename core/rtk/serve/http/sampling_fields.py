@@ -36,6 +36,11 @@ class Asked:
     """/generate: tokens beside log-probabilities have their text."""
 
 
+def _is_count(value: Any, wanted: int) -> bool:
+    """Whether a value is this integer: neither false nor 0.0 is 0."""
+    return type(value) is int and value == wanted
+
+
 def read_completions(values: Mapping[str, Any]) -> Asked:
     """What a body of /v1/completions asks for."""
     given = values.get("logprobs")
@@ -46,7 +51,7 @@ def read_chat_completions(values: Mapping[str, Any], *, continues: bool) -> Aske
     """What a body of /v1/chat/completions asks for. `continues`: whether the answer goes on with the last message."""
     wanted = typed(values, "logprobs", bool, False)
     top = values.get("top_logprobs", 0)
-    if not wanted and top != 0:
+    if not wanted and not _is_count(top, 0):
         raise RequestError("top_logprobs: only allowed with logprobs = true", field="top_logprobs")
     asked = _openai(values, top if wanted else None, "top_logprobs")
     if asked.echo and not continues:
@@ -63,12 +68,12 @@ def read_native(values: Mapping[str, Any], given: Mapping[str, Any]) -> Asked:
     asked.text_in_logprobs = typed(values, "return_text_in_logprobs", bool, False)
     wanted = typed(values, "return_logprob", bool, False)
     for name, nothing in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
-        if not wanted and values.get(name, nothing) != nothing:
+        if not wanted and not _is_count(values.get(name, nothing), nothing):
             raise RequestError(f"{name}: only allowed with return_logprob = true", field=name)
     if wanted:
         asked.logprobs = asked.sampling["logprobs"] = values.get("top_logprobs_num", 0)
         start = values.get("logprob_start_len", -1)
-        if start != -1 or isinstance(start, bool):
+        if not _is_count(start, -1):
             asked.prompt_logprobs = asked.sampling["prompt_logprobs"] = asked.logprobs
             asked.sampling["prompt_logprobs_start"] = start
     return asked

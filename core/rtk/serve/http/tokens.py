@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.chat_prompt import CHAT_OPTIONS, read_chat
+from rtk.serve.http.chat_prompt import note_chat_options, read_chat
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import json_response
 from rtk.serve.http.fields import Ignored, Scope
@@ -61,9 +61,7 @@ def _is_chat(values: Mapping[str, Any]) -> bool:
 
 
 def _text(values: Mapping[str, Any], ignored: Ignored) -> str:
-    for option in (*CHAT_OPTIONS, "tools"):
-        if option in values:
-            ignored.note(option)
+    note_chat_options(values, ignored)
     prompt = values["prompt"]
     if not isinstance(prompt, str):
         raise must_be("a string", "prompt", prompt)
