@@ -158,6 +158,19 @@ def test_a_call_that_is_cut_is_not_called_whole(hermes, max_tokens, expected):
     assert answer(hermes, says(*chars(TWO)), tools=[ADD, NOW], max_tokens=max_tokens) == expected
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("2}", (None, [("add", '{"a": 1, "b": ')], "stop")),
+        ("\n</tool_call>\n", (None, [("add", '{"a": 1, "b": 2}')], "tool_calls")),
+        ("add", ('\n<tool_call>\n{"name": "', [], "stop")),
+    ],
+)
+def test_a_stop_string_that_cuts_a_call_is_the_reason(hermes, stop, expected):
+    content, _, calls, reason = answer(hermes, says(*chars(TWO)), tools=[ADD, NOW], stop=[stop])
+    assert (content.removeprefix("Both.") or None, calls, reason) == expected
+
+
 def test_ids_differ_and_choices_have_readers_of_their_own(hermes):
     text = '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "now"}</tool_call>'
     message = chat(hermes, says(*chars(text)), tools=[NOW]).json()["choices"][0]["message"]
