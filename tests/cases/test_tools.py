@@ -422,6 +422,21 @@ def test_d17_calls_that_cannot_be_used(hermes, call, place):
     assert error_of(hermes.post("/v1/chat/completions", **body))["param"] == "messages[0].tool_calls[0]" + place
 
 
+@pytest.mark.parametrize("depth", [200, 400, 440, 465])
+@pytest.mark.parametrize("body", [{}, {"tool_choice": "required"}])
+def test_tools_that_are_nested_deeply_are_a_client_s_error_at_most(hermes, depth, body):
+    schema = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    call = {"id": "c", "function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+    function = {"name": "f", "strict": True, "parameters": schema}
+    for fields in (
+        {"tools": [{"type": "function", "function": function}], **body},
+        {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+    ):
+        assert hermes.post("/v1/chat/completions", max_tokens=3, **fields).status_code in (200, 400)
+
+
 def test_who_else_may_not_call(hermes):
     call = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
     for message, place in (
