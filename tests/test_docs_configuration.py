@@ -190,3 +190,19 @@ def test_the_requirement_of_the_example_is_that_of_this_rtk() -> None:
     assert list(required) == [pyproject["name"]]
     major, minor, _ = pyproject["version"].split(".")
     assert required[pyproject["name"]] == f">={major}.{minor},<{major}.{int(minor) + 1}"
+
+
+def test_the_server_that_others_reach_is_configured_as_it_is_shown(tmp_path: Path) -> None:
+    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    files = []
+    for i, block in enumerate(re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)):
+        files.append(tmp_path / f"{i}.toml")
+        files[-1].write_text(block, encoding="utf-8")
+    serve = load_files(installed(), files).config.serve
+    assert isinstance(serve.api_keys, dict)
+    assert serve.api_keys.keys() == {"acme", "beta"}
+    assert serve.tenants.limits == {"acme": {"tokens_per_minute": 1_000_000}}
+    paths = {key.path for key in KeyTable(Config)}
+    assert set(re.findall(r"`((?:serve|schedule)\.\w+(?:\.\w+)?)`", text)) - {"serve.tenants.limits"} <= paths | {
+        "schedule.vtc.weights"
+    }

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rtk.errors import printable
-from rtk_cli.server import HERE, AdminKey, Server, Url, refusal
+from rtk_cli.server import HERE, AdminKey, Server, Tenant, Url, refusal
 
 SHOWN_CHARACTERS = 40
 """Of a salt, in tables."""
@@ -43,11 +43,12 @@ def pins(url: Url = HERE, admin_key: AdminKey = None) -> None:
 def explain(
     text: Annotated[str, typer.Argument(help="the prompt")],
     salt: Salt = None,
+    tenant: Tenant = None,
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> None:
     """Say how much of a prompt would come from the cache, and why not more."""
-    found = Server(url, admin_key).ask("POST", "/cache/explain", {"text": text, "cache_salt": salt})
+    found = Server(url, admin_key).ask("POST", "/cache/explain", {"text": text, "cache_salt": salt, "tenant": tenant})
     typer.echo(printable(found["reason"]))
 
 
@@ -57,11 +58,12 @@ def pin(
     text: Annotated[str, typer.Argument(help="the prompt to keep")],
     ttl: Annotated[float | None, typer.Option(help="seconds to keep it; default: until it is unpinned")] = None,
     salt: Salt = None,
+    tenant: Tenant = None,
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> None:
     """Keep a prompt in the cache, computing it where it is not there."""
-    body = {"name": name, "text": text, "ttl_s": ttl, "cache_salt": salt}
+    body = {"name": name, "text": text, "ttl_s": ttl, "cache_salt": salt, "tenant": tenant}
     kept = Server(url, admin_key, limit_s=None).ask("POST", "/cache/pin", body)
     lasts = "until it is unpinned" if kept["expires_in_s"] is None else f"for {_time(kept['expires_in_s'])}"
     typer.echo(f"{printable(kept['name'])}: {kept['tokens']:,} tokens are kept {lasts}")

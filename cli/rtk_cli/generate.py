@@ -1,10 +1,12 @@
 """`rtk generate`: one answer to one prompt, printed as it comes."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rtk.errors import harmless
 from rtk_cli.bars import transfer_bars
 from rtk_cli.options import with_config
 
@@ -54,7 +56,7 @@ def generate(
     verified = None
     with Engine(loaded.config, fetching=transfer_bars) as engine:
         for chunk in engine.stream(prompt, params, chat=chat):
-            typer.echo(chunk.text, nl=False)
+            typer.echo(harmless(chunk.text) if on_terminal() else chunk.text, nl=False)
             verified = chunk.verified
     typer.echo()
     if verified is False:
@@ -69,3 +71,8 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
+
+
+def on_terminal() -> bool:
+    """Whether what is printed is looked at, rather than piped."""
+    return sys.stdout.isatty()

@@ -4,21 +4,23 @@ An expected failure is one line (a configuration's: one for each problem) and ex
 bug keeps its traceback.
 """
 
-import logging
 import re
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from rtk.errors import ConfigError, RtkError, printable
+from rtk.errors import ConfigError, RtkError
+from rtk.observe import logs
 from rtk_cli.cache import app as cache_app
+from rtk_cli.chat import chat
 from rtk_cli.config import app as config_app
 from rtk_cli.explain import explain
 from rtk_cli.generate import generate
 from rtk_cli.model import app as model_app
 from rtk_cli.plugins import app as plugins_app
 from rtk_cli.serve import serve
+from rtk_cli.top import top
 from rtk_cli.version import DISTRIBUTION, version, version_of
 
 
@@ -62,7 +64,9 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.command()(chat)
 app.command()(explain)
+app.command()(top)
 app.command()(version)
 app.add_typer(plugins_app, name="plugins")
 app.add_typer(model_app, name="model")
@@ -85,16 +89,7 @@ def root(
     """Options of `rtk` itself."""
 
 
-class _OneLine(logging.Formatter):
-    """What a message quotes cannot pass for another message, nor steer a terminal; tracebacks stay as they are."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own interface
-        return printable(super().formatMessage(record))
-
-
 def main() -> None:
     """Entry point of the `rtk` script."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("%(levelname)s: %(message)s"))
-    logging.basicConfig(handlers=[handler])
+    logs.begin()
     app()

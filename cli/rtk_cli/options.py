@@ -52,7 +52,7 @@ def with_config(keep: Callable[[Key], bool] = every_key) -> Callable[[Command], 
             from rtk.plugin.host import installed
 
             texts = {key.flag: given.pop(name) for name, key in keys.items()}
-            flags = {flag: as_text(text) for flag, text in texts.items() if flag and text is not None}
+            flags = {flag: as_text(_given(text)) for flag, text in texts.items() if flag and text not in (None, [])}
             files, sets, allow_unknown = given.pop(FILES) or (), given.pop(SET) or (), given.pop(ALLOW_UNKNOWN)
             loaded = load_config(installed(), flags, os.environ, sets, files, allow_unknown=allow_unknown)
             command(**given, **{LOADED: loaded})
@@ -67,6 +67,11 @@ def with_config(keep: Callable[[Key], bool] = every_key) -> Callable[[Command], 
     return decorate
 
 
+def _given(value: Any) -> Any:
+    """What was given to a flag; to a repeatable one, alone or several times."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def _parameter_name(key: Key) -> str:
     return key.path.replace(".", "__")
 
@@ -78,7 +83,7 @@ def _parameter(key: Key, *, hidden: bool = False) -> inspect.Parameter:
         annotation: Any = Annotated[bool | None, typer.Option(flags, help=help_text, hidden=hidden)]
     else:
         option = typer.Option(key.flag, help=help_text, metavar=key.metavar, hidden=hidden)
-        annotation = Annotated[str | None, option]
+        annotation = Annotated[list[str] | None if key.is_repeatable else str | None, option]
     return _keyword(_parameter_name(key), annotation)
 
 

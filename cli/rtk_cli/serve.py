@@ -20,8 +20,6 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model over HTTP."""
-    import logging
-
     from rtk.config.lock import check_lock
     from rtk.plugin.host import installed
 
@@ -32,7 +30,8 @@ def serve(
 
         typer.echo("\n".join(map(printable, rehearse(loaded, installed()))))
         return
+    from rtk.observe.logs import configure
     from rtk.serve.launch import serve as run
 
-    logging.getLogger("rtk").setLevel(logging.INFO)
+    configure(loaded.config)
     run(loaded, transfer_bars)

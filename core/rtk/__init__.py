@@ -10,7 +10,7 @@ from rtk.errors import ConfigError, ModelError, PluginError, RequestError, RtkEr
 
 if TYPE_CHECKING:
     from rtk.engine import Engine, Generation
-    from rtk.schedule.messages import CacheReport, Finish, PinState
+    from rtk.schedule.messages import CacheReport, Finish, PinState, TokenLogprobs
     from rtk.serve.explanation import CacheExplanation
     from rtk.serve.protocol import Chat, Delta
 
@@ -28,6 +28,7 @@ __all__ = [
     "PluginError",
     "RequestError",
     "RtkError",
+    "TokenLogprobs",
 ]
 
 _LATER = {
@@ -39,6 +40,7 @@ _LATER = {
     "Finish": "rtk.schedule.messages",
     "Generation": "rtk.engine",
     "PinState": "rtk.schedule.messages",
+    "TokenLogprobs": "rtk.schedule.messages",
 }
 """Where the names are that are imported on first use."""
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, TypeGuard, TypeVar, cast, overload
 
 import numpy as np
@@ -15,7 +17,8 @@ from rtk.config.load import config_from
 from rtk.config.models import Config
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm, asked_form
-from rtk.schedule.messages import CacheReport, Finish, PinState
+from rtk.schedule.messages import CacheReport, Finish, PinState, TokenLogprobs
+from rtk.schedule.params import answers_wanted
 from rtk.serve.explanation import CacheExplanation
 from rtk.serve.request_explanation import RequestExplanation
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
@@ -44,6 +47,12 @@ class Generation:
     """Who saw to the form of the answer, and how far."""
     verified: bool | None = None
     """Where it was to be checked (`grammar_verify`): whether the answer has its form; None: that cannot be told."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities, one for each token id, where they were asked for (`logprobs`)."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """The same of the prompt's tokens from `prompt_logprobs_start` on (`prompt_logprobs`)."""
+    others: tuple["Generation", ...] = ()
+    """The further answers to the prompt, where several were asked for (`n`); they tell nothing of the prompt."""
 
 
 class Engine:
@@ -120,10 +129,11 @@ class Engine:
 
         A list or an array of integers is one prompt as token ids, any other list is several prompts. `params` are keyed
         by the fields of `SamplingParams`, and may say what the answer must look like by one of
-        `rtk.grammar.forms.KINDS`, such as `json_schema`, with `grammar_whitespace` and `grammar_verify`. Only prompts
-        with the same `cache_salt` share what the cache has of them. `priority`, `routing_key` and `tenant` are for
-        policies that read them; with others they have no effect. What has not ended `deadline_ms` after its arrival
-        fails. Raises `RequestError` where a prompt is refused or fails; the others are aborted.
+        `rtk.grammar.forms.KINDS`, such as `json_schema`, with `grammar_whitespace` and `grammar_verify`. With `n`, the
+        first answer to each prompt has the others in `others`. Only prompts of the same `tenant` and with the same
+        `cache_salt` share what the cache has of them. `priority` and `routing_key`, and `tenant` otherwise, are for
+        policies that read them. What has not ended `deadline_ms` after its arrival fails. Raises `RequestError` where a
+        prompt is refused or fails; the others are aborted.
         """
         handling = {
             "cache_salt": cache_salt,
@@ -145,11 +155,15 @@ class Engine:
     async def _collect(self, requests: list[GenerateRequest]) -> list[Generation]:
         if not requests:
             return []
-        deltas: list[list[Delta]] = [[] for _ in requests]
+        counts = [answers_wanted(request.sampling, request.names) for request in requests]
+        deltas: list[list[Delta]] = [[] for _ in range(sum(counts))]
         async with contextlib.aclosing(self._manager.generate_batch(requests)) as stream:
             async for delta in stream:
                 deltas[delta.index].append(delta)
-        return [_joined(own, request.form) for own, request in zip(deltas, requests, strict=True)]
+        answers = iter(deltas)
+        return [
+            _joined([*islice(answers, count)], request.form) for count, request in zip(counts, requests, strict=True)
+        ]
 
     def stream(
         self,
@@ -166,6 +180,7 @@ class Engine:
     ) -> Iterator[Delta]:
         """Answer one prompt, delta by delta; see `generate`. Closing the iterator aborts the request.
 
+        With `n`, the deltas of all answers come as they are made; `index` tells which one they are of.
         With `chat`, a text becomes the user's message in the model's chat template; None does so where there is one.
         """
         if isinstance(prompt, str) and (chat or (chat is None and self._manager.tokenizer.has_chat_template)):
@@ -191,12 +206,12 @@ class Engine:
             with contextlib.suppress(RequestError):  # a closed engine has ended it already
                 self._submit(stream.aclose)
 
-    def abort(self, rid: str) -> bool:
-        """End the request with this id; answers whether there was one."""
-        return self._wait(self._abort, rid)
+    def abort(self, rid: str, *, tenant: str | None = None) -> bool:
+        """End the tenant's request with this id; answers whether there was one."""
+        return self._wait(self._abort, rid, tenant or "")
 
-    async def _abort(self, rid: str) -> bool:
-        return self._manager.abort(rid)
+    async def _abort(self, rid: str, tenant: str) -> bool:
+        return self._manager.abort(rid, tenant)
 
     # --- the prefix cache ---------------------------------------------------------------------------------------
 
@@ -204,23 +219,32 @@ class Engine:
         """What the KV pool holds, and the pins."""
         return self._wait(self._manager.cache)
 
-    def explain(self, prompt: Prompt, *, cache_salt: str | None = None) -> CacheExplanation:
+    def explain(self, prompt: Prompt, *, cache_salt: str | None = None, tenant: str | None = None) -> CacheExplanation:
         """Why the prompt would hit the prefix cache as much as it does. Computes nothing."""
-        return self._wait(self._manager.explain, _request(prompt, cache_salt=cache_salt))
+        return self._wait(self._manager.explain, _request(prompt, cache_salt=cache_salt, tenant=tenant))
 
-    def explain_request(self, rid: str) -> RequestExplanation:
-        """What became of the newest request with this `rid`, and why; see `stream`.
+    def explain_request(self, rid: str, *, tenant: str | None = None) -> RequestExplanation:
+        """What became of the tenant's newest request with this `rid`, and why; see `stream`.
 
         Raises `RequestError` where there is none in flight and none among the last that have ended.
         """
-        return self._wait(self._manager.explain_request, _plain(rid))
+        return self._wait(self._manager.explain_request, _plain(rid), tenant or "")
 
-    def pin(self, name: str, prompt: Prompt, *, ttl_s: float | None = None, cache_salt: str | None = None) -> PinState:
+    def pin(
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        ttl_s: float | None = None,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+    ) -> PinState:
         """Keep the prompt in the prefix cache under a name; computes what is missing, and waits for that.
 
         `ttl_s`: for so many seconds; None: until it is unpinned. Raises `RequestError` where it does not fit.
         """
-        return self._wait(self._manager.pin, _plain(name), _request(prompt, cache_salt=cache_salt), _plain(ttl_s))
+        request = _request(prompt, cache_salt=cache_salt, tenant=tenant)
+        return self._wait(self._manager.pin, _plain(name), request, _plain(ttl_s))
 
     def unpin(self, name: str) -> PinState:
         """Take a pin off; answers what was pinned. Raises `RequestError` where there is none of that name."""
@@ -307,12 +331,18 @@ def _plain(value: Any) -> Any:
     return array.tolist() if array.ndim == 1 and array.dtype.kind in "iu" else value
 
 
-def _joined(deltas: list[Delta], form: ServedForm | None) -> Generation:
+def _joined(answers: list[list[Delta]], form: ServedForm | None) -> Generation:
+    """The answers to one prompt, from the deltas of each."""
+    first, *others = (_generation(deltas, form) for deltas in answers)
+    return dataclasses.replace(first, others=tuple(others))
+
+
+def _generation(deltas: list[Delta], form: ServedForm | None) -> Generation:
     last = deltas[-1]
     assert last.finish is not None, "an iterator ends with a finish"
     return Generation(
         text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        token_ids=_all(delta.token_ids for delta in deltas),
         prompt_tokens=last.prompt_tokens,
         cached_tokens=last.cached_tokens,
         finish=last.finish,
@@ -320,7 +350,13 @@ def _joined(deltas: list[Delta], form: ServedForm | None) -> Generation:
         content="".join(delta.content for delta in deltas),
         form=form,
         verified=last.verified,
+        logprobs=_all(delta.logprobs for delta in deltas),
+        prompt_logprobs=_all(delta.prompt_logprobs for delta in deltas),
     )
+
+
+def _all(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(chain.from_iterable(parts))
 
 
 async def _next(stream: AsyncIterator[Delta]) -> Delta | None:

@@ -3,10 +3,14 @@
 Anything else that escapes is a bug and keeps its traceback.
 """
 
+import re
 import textwrap
 
 MAX_REASON = 400
 """Characters that a line of ours quotes of an exception of somebody else's."""
+
+#: Control characters but for tab and line feed, embedded and overridden directions, and halves of characters.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -16,6 +20,11 @@ def printable(text: str) -> str:
 
 def _printable_character(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+def harmless(text: str) -> str:
+    """`text` without what could steer a terminal or reorder a line; line ends and tabs stay. Pieces add up."""
+    return _STEERING.sub("", text)
 
 
 def one_line(error: BaseException) -> str:
@@ -53,10 +62,22 @@ class ModelError(RtkError):
 
 
 class RequestError(RtkError):
-    """A request is refused. `field` names the offending parameter, `code` is stable for clients, `status` is HTTP's."""
+    """A request is refused. `field` names the offending parameter, `code` is stable for clients, `status` is HTTP's.
 
-    def __init__(self, message: str, *, field: str | None = None, code: str = "invalid_request", status: int = 400):
+    `retry_after_s`: when it may be worth another try, where that is known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str = "invalid_request",
+        status: int = 400,
+        retry_after_s: float | None = None,
+    ):
         super().__init__(message)
         self.field = None if field is None else printable(field)
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s

@@ -72,26 +72,58 @@ def test_d06_a_normal_end_leaves_nothing_either():
         assert not http.fake.of(Abort)
 
 
+BODIES = {
+    "/v1/completions": {"prompt": "x"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/generate": {"text": "x"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_x38a_a_failure_before_the_first_token_is_a_status(stream):
+@pytest.mark.parametrize("path", BODIES)
+def test_x38a_a_failure_before_the_first_token_is_a_status(path, stream):
     with served(saying(finish=BROKEN)) as http:
-        answer = httpx.post(http.base + "/v1/completions", json={"prompt": "x", "stream": stream}, timeout=WAIT_S)
+        answer = httpx.post(http.base + path, json={**BODIES[path], "stream": stream}, timeout=WAIT_S)
         error = error_of(answer, 500)
         assert (error["message"], error["code"]) == ("non-finite logits", "generation_failed")
+        assert http.manager.in_flight == 0
+
+
+def stream_of(http, path, **more):
+    """The events of a stream that fails: it ends within a second, and nothing says that it is done."""
+    start = time.perf_counter()
+    answer = httpx.post(http.base + path, json={**BODIES[path], **more, "stream": True}, timeout=WAIT_S)
+    assert time.perf_counter() - start < 1
+    assert "[DONE]" not in answer.text
+    *parts, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert set(last) == {"error"}
+    assert last["error"]["message"] == "non-finite logits"
+    assert http.manager.in_flight == 0
+    return parts
 
 
 @pytest.mark.parametrize("ids", [(A, B, C), (A, B)])
-def test_x38bc_a_failure_after_tokens_is_an_event_and_the_end(ids):
+@pytest.mark.parametrize("path", BODIES)
+def test_x38bc_a_failure_after_tokens_is_an_event_and_the_end(path, ids):
     with served(saying(*ids, finish=BROKEN)) as http:
-        start = time.perf_counter()
-        answer = httpx.post(http.base + "/v1/completions", json={"prompt": "x", "stream": True}, timeout=WAIT_S)
-        assert time.perf_counter() - start < 1
-        *parts, last = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
-        assert len(parts) == len(ids)
-        assert all(part["choices"][0]["finish_reason"] is None for part in parts)
-        assert set(last) == {"error"}
-        assert "[DONE]" not in answer.text
-        assert http.manager.in_flight == 0
+        parts = stream_of(http, path)
+        assert len(parts) == len(ids) + (path == "/v1/chat/completions")  # who speaks
+        reasons = [part["choices"][0] if "choices" in part else part["meta_info"] for part in parts]
+        assert {part["finish_reason"] for part in reasons} == {None}
+
+
+@pytest.mark.parametrize("path", list(BODIES)[:2])
+def test_x38_one_of_two_answers_fails(path):
+    gate = Gate()
+
+    def script(new):
+        return saying(A, B, finish=BROKEN)(new) if new.leader else iter([(A,), gate])
+
+    with served(script) as http:
+        parts = stream_of(http, path, n=2, logprobs=0 if path == "/v1/completions" else True)
+        assert {part["choices"][0]["index"] for part in parts} == {0, 1}
+        assert len(http.fake.of(Abort)) >= 1  # the other one is not left running
+        answer = httpx.post(http.base + path, json={**BODIES[path], "n": 2}, timeout=WAIT_S)
+        assert error_of(answer, 500)["code"] == "generation_failed"
 
 
 def test_x37_a_request_fails_alone():

@@ -131,6 +131,7 @@ def test_d12_empty_prompts_get_one_answer(bos):
     with InProcess(saying(A), tokenizer=tokenizer) as http:
         answers = [
             *(http.complete(prompt=prompt) for prompt in ("", [""], [], [[]], ["x", ""], [[A], []])),
+            *(http.complete(prompt=prompt, echo=True, max_tokens=0, logprobs=1) for prompt in ("", [], ["x", ""])),
             *(http.generate(text=text) for text in ("", [""], [])),
             *(http.generate(input_ids=ids) for ids in ([], [[]])),
             http.chat(messages=[]),
@@ -194,10 +195,13 @@ def test_d21_or_refused_with_the_nearest_name():
     ("field", "value", "accepted"),
     [
         ("top_p", 0, True), ("top_p", 1, True), ("top_p", 1.0000001, False), ("top_k", 0, True), ("top_k", -1, True),
-        ("top_k", V + 5, True), ("top_k", 10**30, False), ("top_k", -2, False), ("min_p", 0, True), ("min_p", 1, False),
-        ("n", 0, False), ("n", 1, True), ("temperature", 0, True), ("temperature", 1e-30, True),
-        ("temperature", 1001, False), ("temperature", 10**400, False), ("presence_penalty", 2, False),
-        ("presence_penalty", 0, True), ("frequency_penalty", -2, False), ("seed", 2**63 - 1, True),
+        ("top_k", V + 5, True), ("top_k", 10**30, False), ("top_k", -2, False), ("min_p", 0, True), ("min_p", 1, True),
+        ("min_p", 1.01, False), ("n", 0, False), ("n", 1, True), ("n", 128, True), ("n", 129, False), ("n", 1.0, False),
+        ("n", True, False), ("temperature", 0, True), ("temperature", 1e-30, True),
+        ("temperature", 1001, False), ("temperature", 10**400, False), ("presence_penalty", 2, True),
+        ("presence_penalty", 2.01, False), ("presence_penalty", -2, True), ("frequency_penalty", -2, True),
+        ("frequency_penalty", -2.01, False), ("repetition_penalty", 2, True), ("repetition_penalty", 2.01, False),
+        ("repetition_penalty", 0, False), ("repetition_penalty", 0.01, True), ("seed", 2**63 - 1, True),
         ("seed", 2**63, False), ("max_tokens", 2**31 - 1, True),
         ("max_tokens", 2**31, False), ("max_tokens", 10**30, False), ("min_tokens", 10**30, False),
     ],

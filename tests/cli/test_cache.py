@@ -173,8 +173,8 @@ def test_no_address(url: str, problem: str) -> None:
 def test_no_key(key: str) -> None:
     message = failure("show", "--admin-key", key)
     assert message == (
-        "--admin-key (or RTK_SERVE__ADMIN_API_KEY): must be printable ASCII characters without spaces, "
-        "as serve.admin_api_key is"
+        "--admin-key or RTK_SERVE__ADMIN_API_KEY: must be printable ASCII characters without spaces, "
+        "as a server's keys are"
     )
 
 

@@ -299,7 +299,7 @@ WITH_OBSERVERS = Registry([*installed().all(), *map(observer, ("tape", "probe", 
 def test_the_schema_knows_observers() -> None:
     section = json_schema(WITH_OBSERVERS)["$defs"]["ObserveConfig"]["properties"]
     assert section["plugins"]["items"] == {"type": "string", "enum": ["idle", "probe", "tape"]}
-    assert section.keys() == {"plugins", "tape", "probe", "idle"}
+    assert section.keys() == {"plugins", "log_format", "log_level", "traces", "tape", "probe", "idle"}
 
 
 def test_observers_of_a_file_are_told_with_their_line() -> None:
@@ -319,6 +319,9 @@ def test_the_lock_holds_all_chosen_observers() -> None:
     assert lock["packages"].keys() == {"rtk-inference", "rtk-observer-tape", "rtk-observer-probe"}
     assert {key: value for key, value in lock["values"].items() if key.startswith("observe.")} == {
         "observe.plugins": ["tape", "probe"],
+        "observe.log_format": "text",
+        "observe.log_level": "info",
+        "observe.traces": "null",
         "observe.probe.path": "rtk-reports.txt",
         "observe.tape.path": "rtk-reports.txt",
     }
@@ -377,7 +380,7 @@ def test_a_locked_start_is_the_start_that_was_locked(served: list[Any]) -> None:
     assert "s3cret" not in text
     for absent in ("serve.admin_api_key", "serve.locked", "model.cache_dir", "schedule.lpm.fallback_above"):
         assert absent not in lock["values"]
-    own = {key.path for key in KeyTable(Config)} - {"serve.admin_api_key", "serve.locked", "model.cache_dir"}
+    own = {key.path for key in KeyTable(Config) if not key.is_secret} - {"serve.locked", "model.cache_dir"}
     assert lock["values"].keys() == {*own, "eviction.slru.protect_after_hits"}
 
     assert rtk("serve", "--config", file, "--port", "5") == (0, [], [])

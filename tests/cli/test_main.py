@@ -19,7 +19,7 @@ from rtk_cli import main as cli
 from rtk_cli.options import with_config
 
 COMMANDS = [
-    *([], ["serve"], ["generate"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]),
+    *([], ["serve"], ["generate"], ["chat"], ["plugins"], ["version"], ["model"], ["config"], ["config", "show"]),
     *(
         ["cache"],
         ["cache", "pin"],
@@ -33,7 +33,8 @@ def rtk(*args: str, script: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own; `script` runs before it."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RTK_")}
     code = f"{script}\nfrom rtk_cli.main import main\nmain()"
-    return subprocess.run([sys.executable, "-c", code, *args], env=environ, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, env=environ, input="", capture_output=True, text=True, check=False)
 
 
 def imported_by(*args: str) -> set[str]:
@@ -265,6 +266,26 @@ def test_generate_prints_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
         chunks[1] = ("lo", verified)
         code, out, err = run("generate", "say hello", "--grammar-verify")
         assert (code, out, err[: len(warned) or None]) == (0, "Hello\n", warned)
+
+
+def test_generate_gives_pipes_what_the_model_wrote_and_terminals_what_cannot_steer_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Engine:
+        def __init__(self, config: Config, *, fetching: object) -> None: ...
+
+        def __enter__(self) -> "Engine":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def stream(self, prompt: str, params: dict, *, chat: bool | None) -> list:
+            return [type("Chunk", (), {"text": "a\x07\tb\n", "verified": None})]
+
+    monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
+    assert run("generate", "x")[1] == "a\x07\tb\n\n"
+    monkeypatch.setattr("rtk_cli.generate.on_terminal", lambda: True)
+    assert run("generate", "x")[1] == "a\tb\n\n"
 
 
 @pytest.fixture

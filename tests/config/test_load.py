@@ -80,9 +80,15 @@ def sample(key: Key) -> tuple[str, Any]:
         return "[]", ()
     if key.path == "plugins.require":
         return '{"rtk-inference": ">=0"}', {"rtk-inference": ">=0"}
+    if key.path == "serve.tenants.limits":
+        return '{"acme": {"max_requests": 3}}', {"acme": {"max_requests": 3}}
+    if key.path == "serve.cors_origins":
+        return '["http://a"]', ("http://a",)
+    if get_origin(kind) is tuple:
+        return '["a"]', ("a",)
     if get_origin(kind) is dict:
         return '{"a": 3.0}', {"a": 3.0}
-    if key.path == "serve.admin_api_key":
+    if key.is_secret:
         return "s3cret", SecretStr("s3cret")
     return {int: ("77", 77), float: ("0.25", 0.25), Path: ("/some/folder", Path("/some/folder"))}.get(
         kind, ("cpu", "cpu")
@@ -115,7 +121,8 @@ def test_every_key_can_be_set_by_path(key: Key) -> None:
 
 FREE_TEXT = {
     *("model.path", "model.served_name", "model.cache_dir", "model.thinking_end"),
-    *("serve.host", "serve.admin_api_key"),
+    *("serve.host", "serve.admin_api_key", "serve.api_keys"),
+    *("serve.tls.cert_file", "serve.tls.key_file", "serve.tls.key_password", "serve.tls.client_ca_file"),
 }
 
 
@@ -178,12 +185,17 @@ def test_text_that_nothing_can_hold_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "item", ["serve.admin_api_key:s3cret==", "serve.admin_api_key s3cret=", "serve.api_key=s3cret"]
+    ("item", "meant"),
+    [
+        ("serve.admin_api_key:s3cret==", "serve.admin_api_key"),
+        ("serve.admin_api_key s3cret=", "serve.admin_api_key"),
+        ("serve.api_key=s3cret", "serve.api_keys"),
+    ],
 )
-def test_a_secret_that_became_part_of_a_key_is_not_shown(item: str) -> None:
+def test_a_secret_that_became_part_of_a_key_is_not_shown(item: str, meant: str) -> None:
     message = refusal({}, {}, item)
     assert "s3cret" not in message
-    assert message.endswith("did you mean serve.admin_api_key?")
+    assert message.endswith(f"did you mean {meant}?")
 
 
 def test_a_bad_option_of_a_strangers_plugin_is_told_with_whose_it_is() -> None:

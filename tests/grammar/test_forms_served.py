@@ -367,3 +367,23 @@ def test_thinking_that_is_cut_leaves_no_answer(serving):
     (choice,) = chat(serving, max_tokens=3, grammar_verify=True).json()["choices"]
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (None, "hmm")
     assert (choice["finish_reason"], choice["rtk"]["grammar"]["verified"]) == ("length", False)
+
+
+# --- /v1/responses ----------------------------------------------------------------------------------------------
+
+
+def test_responses_have_their_form_in_the_text(serving):
+    asked = {"type": "json_schema", "name": "kg", "schema": KG, "strict": True}
+    body = {"input": "x", "temperature": 0, "max_output_tokens": 60, "grammar_verify": True, "text": {"format": asked}}
+    answer = serving.post("/v1/responses", **body, chat_template_kwargs={"enable_thinking": False})
+    assert answer.headers["x-rtk-grammar"] == "xgrammar; narrowed"
+    (message,) = answer.json()["output"]
+    jsonschema.validate(json.loads(message["content"][0]["text"]), KG)
+    assert answer.json()["rtk"]["grammar"]["verified"] is True
+    assert answer.json()["text"] == {"format": asked}
+
+
+def test_responses_name_the_place_of_what_cannot_be_kept(serving):
+    asked = {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}
+    error = error_of(serving.post("/v1/responses", input="x", text={"format": asked}))
+    assert (error["param"], error["code"]) == ("text.format.schema", "invalid_grammar")

@@ -2,12 +2,14 @@
 
 import random
 import struct
+from itertools import cycle
 
 import numpy as np
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
 SCALARS = dict(enumerate("BbHhIif?")) | {UINT64: "Q", INT64: "q", FLOAT64: "d"}
-KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
+KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12}
+KINDS |= {"Q5_K": 13, "Q6_K": 14, "Q8_K": 15, "IQ2_XXS": 16, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30}
 
 
 def string(text):
@@ -76,8 +78,11 @@ def nibble(packed, j):
     return packed[j] & 15 if j < 16 else packed[j - 16] >> 4
 
 
+IQ4_LEVELS = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+
+
 def decode_block(kind, data):
-    """The 32 values of one block (1 value of a plain encoding), as exact Python floats."""
+    """The values of one block (1, 32 or 256), as exact Python floats."""
     if kind == "F32":
         return list(struct.unpack("<f", data))
     if kind == "F16":
@@ -96,18 +101,86 @@ def decode_block(kind, data):
         return [half(data, 0) * (nibble(data[8:], j) | (high >> j & 1) << 4) + half(data, 2) for j in range(32)]
     if kind == "Q8_0":
         return [half(data, 0) * q for q in struct.unpack_from("<32b", data, 2)]
-    raise AssertionError(kind)
+    if kind == "IQ4_NL":
+        return [half(data, 0) * IQ4_LEVELS[nibble(data[2:], j)] for j in range(32)]
+    return [K_QUANTS[kind](data, i) for i in range(256)]
 
 
-BLOCK_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}
-BLOCK_LEN = {kind: 1 if size <= 4 else 32 for kind, size in BLOCK_BYTES.items()}
-SCALES = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 1, "Q5_1": 2, "Q8_0": 1}
+def q2_k(data, i):
+    scale, q = data[i // 16], data[16 + i // 128 * 32 + i % 32] >> i % 128 // 32 * 2 & 3
+    return half(data, 80) * (scale & 15) * q - half(data, 82) * (scale >> 4)
+
+
+def q3_k(data, i):
+    q = data[32 + i // 128 * 32 + i % 32] >> i % 128 // 32 * 2 & 3
+    high = data[i % 32] >> i // 32 & 1
+    group = i // 16
+    low = data[96 + group] & 15 if group < 8 else data[96 + group - 8] >> 4
+    scale = low | (data[104 + group % 4] >> group // 4 * 2 & 3) << 4
+    return half(data, 108) * (scale - 32) * ((q | high << 2) - 4)
+
+
+def scale_and_min(packed, group):
+    """The six-bit pair of one of eight groups."""
+    if group < 4:
+        return packed[group] & 63, packed[group + 4] & 63
+    low = packed[group + 4]
+    return low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4
+
+
+def q4_k(data, i):
+    scale, least = scale_and_min(data[4:16], i // 32)
+    q = data[16 + i // 64 * 32 + i % 32] >> i % 64 // 32 * 4 & 15
+    return half(data, 0) * scale * q - half(data, 2) * least
+
+
+def q5_k(data, i):
+    scale, least = scale_and_min(data[4:16], i // 32)
+    q = data[48 + i // 64 * 32 + i % 32] >> i % 64 // 32 * 4 & 15
+    return half(data, 0) * scale * (q | (data[16 + i % 32] >> i // 32 & 1) << 4) - half(data, 2) * least
+
+
+def q6_k(data, i):
+    low = data[i // 128 * 64 + i % 64] >> i % 128 // 64 * 4 & 15
+    high = data[128 + i // 128 * 32 + i % 32] >> i % 128 // 32 * 2 & 3
+    return half(data, 208) * struct.unpack_from("<b", data, 192 + i // 16)[0] * ((low | high << 4) - 32)
+
+
+def q8_k(data, i):
+    return struct.unpack_from("<f", data, 0)[0] * struct.unpack_from("<b", data, 4 + i)[0]
+
+
+def iq4_xs(data, i):
+    group = i // 32
+    low = data[4 + group // 2] >> group % 2 * 4 & 15
+    scale = low | (int.from_bytes(data[2:4], "little") >> group * 2 & 3) << 4
+    return half(data, 0) * (scale - 32) * IQ4_LEVELS[nibble(data[8 + 16 * group :], i % 32)]
+
+
+K_QUANTS = {"Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k, "Q8_K": q8_k, "IQ4_XS": iq4_xs}
+BLOCK_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18}
+BLOCK_BYTES |= {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "Q8_K": 292, "IQ4_XS": 136}
+BLOCK_LEN = {kind: 256 if kind in K_QUANTS else 1 if size <= 4 else 32 for kind, size in BLOCK_BYTES.items()}
+#: Where the float16 of a block are, and about how large what they multiply gets.
+SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0]}
+SCALES |= {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q8_K": [0]}
+RANGES = {"Q2_K": 45, "Q3_K": 128, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 4096, "Q8_K": 127, "IQ4_XS": 4064, "IQ4_NL": 127}
+
+
+def with_scales(kind, block, scales):
+    """The block with other floating-point fields."""
+    form = "<f" if kind == "Q8_K" else "<e"
+    block = bytearray(block)
+    for at, scale in zip(SCALES[kind], scales, strict=False):
+        struct.pack_into(form, block, at, scale)
+    return bytes(block)
 
 
 def decode(kind, data):
     size = BLOCK_BYTES[kind]
     exact = [v for at in range(0, len(data), size) for v in decode_block(kind, data[at : at + size])]
-    return np.array(exact, dtype=np.float64).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return np.array(exact, dtype=np.float64).astype(np.float32)
 
 
 def random_tensor(kind, shape, seed=0):
@@ -115,10 +188,9 @@ def random_tensor(kind, shape, seed=0):
     rng = random.Random(f"{kind}{shape}{seed}")
     blocks = int(np.prod(shape)) // BLOCK_LEN[kind]
     if kind in SCALES:
-        body = BLOCK_BYTES[kind] - 2 * SCALES[kind]
-        scales = [struct.pack("<e", rng.uniform(-0.02, 0.02)) for _ in range(blocks * SCALES[kind])]
-        step = SCALES[kind]
-        return b"".join(b"".join(scales[i * step : i * step + step]) + rng.randbytes(body) for i in range(blocks))
+        most = 0.32 / RANGES.get(kind, 16)
+        scales = [[rng.uniform(-most, most) for _ in SCALES[kind]] for _ in range(blocks)]
+        return b"".join(with_scales(kind, rng.randbytes(BLOCK_BYTES[kind]), pair) for pair in scales)
     values = [rng.uniform(-0.2, 0.2) for _ in range(blocks)]
     if kind == "BF16":
         return b"".join(struct.pack("<f", v)[2:] for v in values)
@@ -175,39 +247,40 @@ def sentence_piece(pieces=PIECES, extra=()):
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
 
 
-def llama(kind="F32", *, tied=True, tokenizer=None, rows=None, head_dim=HEAD_DIM):
-    """A complete two-layer model whose matrices are of one kind and whose norms are float32."""
+def llama(*kinds, tied=True, tokenizer=None, rows=None, head_dim=HEAD_DIM, hidden=HIDDEN, inner=INNER, layers=LAYERS):
+    """A complete model whose matrices are of these kinds in turn (float32), and whose norms are float32."""
     tokenizer = tokenizer or byte_level()
     rows = rows or len(tokenizer["tokenizer.ggml.tokens"][1][1])
     metadata = {
-        "llama.block_count": (UINT32, LAYERS),
+        "llama.block_count": (UINT32, layers),
         "llama.context_length": (UINT32, 128),
-        "llama.embedding_length": (UINT32, HIDDEN),
-        "llama.feed_forward_length": (UINT32, INNER),
+        "llama.embedding_length": (UINT32, hidden),
+        "llama.feed_forward_length": (UINT32, inner),
         "llama.attention.head_count": (UINT32, HEADS),
         "llama.attention.head_count_kv": (UINT32, KV_HEADS),
         "llama.attention.layer_norm_rms_epsilon": (FLOAT32, 1e-5),
         "llama.rope.freq_base": (FLOAT32, 100000.0),
         "llama.rope.dimension_count": (UINT32, head_dim),
     }
-    if head_dim != HEAD_DIM:
+    if head_dim * HEADS != hidden:
         metadata["llama.attention.key_length"] = (UINT32, head_dim)
-    shapes = {"token_embd": (rows, HIDDEN), "output_norm": (HIDDEN,)} | ({} if tied else {"output": (rows, HIDDEN)})
-    for layer in range(LAYERS):
+    shapes = {"token_embd": (rows, hidden), "output_norm": (hidden,)} | ({} if tied else {"output": (rows, hidden)})
+    for layer in range(layers):
         layer_shapes = {
-            "attn_norm": (HIDDEN,),
-            "attn_q": (HEADS * head_dim, HIDDEN),
-            "attn_k": (KV_HEADS * head_dim, HIDDEN),
-            "attn_v": (KV_HEADS * head_dim, HIDDEN),
-            "attn_output": (HIDDEN, HEADS * head_dim),
-            "ffn_norm": (HIDDEN,),
-            "ffn_gate": (INNER, HIDDEN),
-            "ffn_up": (INNER, HIDDEN),
-            "ffn_down": (HIDDEN, INNER),
+            "attn_norm": (hidden,),
+            "attn_q": (HEADS * head_dim, hidden),
+            "attn_k": (KV_HEADS * head_dim, hidden),
+            "attn_v": (KV_HEADS * head_dim, hidden),
+            "attn_output": (hidden, HEADS * head_dim),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (inner, hidden),
+            "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner),
         }
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes.items()}
     tensors = {}
+    matrix_kinds = cycle(kinds or ["F32"])
     for seed, (name, shape) in enumerate(shapes.items()):
-        tensor_kind = kind if len(shape) == 2 else "F32"
+        tensor_kind = next(matrix_kinds) if len(shape) == 2 else "F32"
         tensors[f"{name}.weight"] = (shape, tensor_kind, random_tensor(tensor_kind, shape, seed))
     return Gguf(metadata | tokenizer, tensors)

@@ -92,28 +92,30 @@ def edge_blocks(kind):
     if kind not in w.SCALES:
         words = [0, 1, 0x8000, 0x3C00, 0xBC01, 0x3F80, 0x7BFF, 0x0400, 0x7F7F]
         return [word.to_bytes(2, "little") if kind != "F32" else word.to_bytes(4, "big") for word in words]
-    body = w.BLOCK_BYTES[kind] - 2 * w.SCALES[kind]
-    bodies = [b"\0" * body, b"\xff" * body, b"\x0f" * body, b"\xf0" * body, bytes(range(body)), b"\x80" * body]
-    if kind.startswith("Q5"):
-        bodies += [(1 << bit).to_bytes(4, "little") + b"\x21" * 16 for bit in range(32)]
+    size = w.BLOCK_BYTES[kind]
+    bodies = [b"\0" * size, b"\xff" * size, b"\x0f" * size, b"\xf0" * size, b"\x80" * size]
+    bodies += [
+        bytes(at % 256 for at in range(size)),
+        *((1 << 8 * at + at % 8).to_bytes(size, "little") for at in range(size)),
+    ]
     scales = [(0.0, 0.0), (1.0, 0.0), (-0.37, 1.5), (65504.0, -65504.0), (6e-8, 6e-8), (-0.0, -2.0)]
-    heads = [b"".join(struct.pack("<e", v) for v in pair[: w.SCALES[kind]]) for pair in scales]
-    return [head + content for head in heads for content in bodies]
+    return [w.with_scales(kind, body, pair) for pair in scales for body in bodies]
 
 
 @pytest.mark.parametrize("kind", BY_NAME)
 def test_values_are_those_of_the_definition(kind):
-    data = b"".join(edge_blocks(kind)) + w.random_tensor(kind, (64, 32))
+    data = b"".join(edge_blocks(kind)) + w.random_tensor(kind, (8, 256))
     values = dequantise(np.frombuffer(data, np.uint8), BY_NAME[kind])
     assert values.dtype == np.float32
     assert np.array_equal(values, w.decode(kind, data), equal_nan=True)
 
 
-def test_decoding_goes_in_pieces(monkeypatch):
-    data = w.random_tensor("Q5_1", (32, 32))
-    whole = dequantise(np.frombuffer(data, np.uint8), BY_NAME["Q5_1"])
-    monkeypatch.setattr(gguf_quants, "_CHUNK_BLOCKS", 5)
-    assert np.array_equal(dequantise(np.frombuffer(data, np.uint8), BY_NAME["Q5_1"]), whole)
+@pytest.mark.parametrize("kind", ["Q5_1", "Q4_K"])
+def test_decoding_goes_in_pieces(monkeypatch, kind):
+    data = np.frombuffer(w.random_tensor(kind, (17, 256)), np.uint8)
+    whole = dequantise(data, BY_NAME[kind])
+    monkeypatch.setattr(gguf_quants, "_CHUNK_VALUES", 5 * BY_NAME[kind].block_len)
+    assert np.array_equal(dequantise(data, BY_NAME[kind]), whole)
 
 
 def test_a_damaged_scale_gives_a_value_that_is_not_finite_and_no_warning():
@@ -141,19 +143,21 @@ def test_files_that_cannot_be_read(tmp_path):
         (Gguf(version=4), "GGUF version 4 is not supported"),
         (Gguf(version=3 << 24), "GGUF big-endian, version 3 is not supported"),
         (
-            Gguf({"general.architecture": (STRING, "qwen2")}, {"a": ((256,), "Q4_K", b"")}),
+            Gguf({"general.architecture": (STRING, "qwen2")}, {"a": ((256,), "IQ2_XXS", b"")}),
             "architecture 'qwen2' cannot be imported; rtk imports 'llama' only",
         ),
         (Gguf({"general.architecture": (UINT32, 1)}), "architecture 1 cannot be imported"),
         (
-            Gguf(tensors={"a\nb": ((256,), "Q4_K", b"")}),
-            r"tensor 'a\nb' is Q4_K; rtk reads F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16",
+            Gguf(tensors={"a\nb": ((256,), "IQ2_XXS", b"")}),
+            r"tensor 'a\nb' is IQ2_XXS; rtk reads F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, "
+            "Q6_K, Q8_K, IQ4_NL, IQ4_XS, BF16",
         ),
         (Gguf(tensors={"a": ((256,), 99, b"")}), "tensor 'a' is of unknown encoding 99"),
         (Gguf(tensors={"a": ((), "F32", b"")}), "tensor 'a' has 0 dimensions, GGUF allows 1 to 4"),
         (Gguf(tensors={"a": ((1,) * 5, "F32", b"")}), "tensor 'a' has 5 dimensions"),
         (Gguf(tensors={"a": ((2, 0), "F32", b"")}), "tensor 'a' of shape [2, 0] has no whole blocks"),
         (Gguf(tensors={"a": ((33,), "Q8_0", b"")}), "tensor 'a' of shape [33] has no whole blocks of 32 (Q8_0)"),
+        (Gguf(tensors={"a": ((2, 96), "Q6_K", b"")}), "tensor 'a' of shape [2, 96] has no whole blocks of 256 (Q6_K)"),
         (Gguf(tensors={"a": ((16,), "F32", b"1234")}), "tensor 'a', 64 bytes at byte 128, passes the file's end"),
         (Gguf(tensors={"a": ((1 << 60, 1 << 60), "F32", b"")}), "passes the file's end"),
         (
@@ -237,7 +241,9 @@ def sample():
         "d": (ARRAY, (ARRAY, [(INT8, [1]), (BOOL, [False])])),
         "general.alignment": (UINT32, 8),
     }
-    tensors = {kind: ((2, 32), kind, w.random_tensor(kind, (2, 32))) for kind in BY_NAME}
+    kinds = ["Q2_K", *(kind for kind in BY_NAME if kind not in w.K_QUANTS)]
+    shapes = {kind: (2, max(w.BLOCK_LEN[kind], 32)) for kind in kinds}
+    tensors = {kind: (shape, kind, w.random_tensor(kind, shape)) for kind, shape in shapes.items()}
     return Gguf(metadata, tensors, alignment=8)
 
 

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from rtk import Engine
 from rtk.errors import ModelError
 from rtk.model.gguf_llama import llama3_divisors, restore_rows
 from rtk.model.importer import plan_conversion, write_folder
@@ -100,10 +101,17 @@ def pair_up(rows, heads):
     return rows[order]
 
 
-@pytest.mark.parametrize("kind", w.BLOCK_BYTES)
+def llama_of(kind, **options):
+    """A model in one kind, or of one layer in all K-quants and two that stand in for them where rows are narrow."""
+    if kind != "K":
+        return w.llama(kind, **options)
+    return w.llama(*w.K_QUANTS, "IQ4_NL", "Q8_0", head_dim=64, hidden=256, inner=256, layers=1, **options)
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in w.BLOCK_BYTES if kind not in w.K_QUANTS), "K"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_tensor_arrives_exactly(tmp_path, kind, tied):
-    file = w.llama(kind, tied=tied)
+    file = llama_of(kind, tied=tied)
     written = raw_weights(convert(file, tmp_path))
     assert written.keys() == {hugging_face_name(name) for name in file.tensors}
     for name, (shape, tensor_kind, data) in file.tensors.items():
@@ -197,6 +205,9 @@ def reference_logits(file, tokens, eps=1e-5, theta=100000.0):
     return norm(x, tensors["output_norm.weight"]) @ tensors.get("output.weight", tensors["token_embd.weight"]).T
 
 
+PROMPT = [5, 17, 80, 3, 3, 200, 41]
+
+
 @pytest.mark.parametrize(("kind", "tied"), [("Q4_1", True), ("Q5_0", False), ("F32", True)])
 def test_transformers_computes_what_the_file_says(tmp_path, kind, tied):
     import torch
@@ -206,12 +217,28 @@ def test_transformers_computes_what_the_file_says(tmp_path, kind, tied):
     for name, (shape, _, _) in file.tensors.items():
         if "norm" in name:  # random norms as small as weights would hide everything behind them
             file.tensors[name] = (shape, "F32", struct.pack(f"<{shape[0]}f", *np.linspace(0.5, 1.5, shape[0])))
-    tokens = [5, 17, 80, 3, 3, 200, 41]
+    tokens = PROMPT
     model = AutoModelForCausalLM.from_pretrained(convert(file, tmp_path), dtype=torch.float32)
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0].double().numpy()
     expected = reference_logits(file, tokens)
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_a_model_in_k_quants_answers_as_the_one_in_their_values(tmp_path):
+    file = llama_of("K")
+    values = llama_of("K")
+    for name, (shape, kind, data) in file.tensors.items():
+        values.tensors[name] = (shape, "F32", w.decode(kind, data).tobytes())
+    answers = []
+    for folder, model in [(tmp_path / "k", file), (tmp_path / "f", values)]:
+        folder.mkdir()
+        with Engine({"model.path": str(convert(model, folder)), "cache.pool_tokens": 256}) as engine:
+            answers.append(engine.generate(PROMPT, {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}))
+    assert answers[0] == answers[1] and len(answers[0].token_ids) == 12
+    assert (tmp_path / "k/model/model.safetensors").read_bytes() == (
+        tmp_path / "f/model/model.safetensors"
+    ).read_bytes()
 
 
 # configuration

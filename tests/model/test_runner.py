@@ -16,7 +16,7 @@ from rtk.model.loader import load_model
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
 from rtk.model.store import fetch
-from rtk.schedule.batch import Row, SampleInputs, StepPlan, TableWrite
+from rtk.schedule.batch import Row, SampleInputs, Scored, StepPlan, TableWrite
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "worked_examples.json").read_text())
 NEW = 10
@@ -69,7 +69,7 @@ class Driver:
             request.computed += q_len
             sampling += [request] if rows[-1].samples else []
         plan = StepPlan(self._steps, tuple(rows), np.array(tokens, np.int32), np.array(slots, np.int32))
-        logits = self._runner.logits(plan)
+        logits = self._runner.compute(plan).logits
         assert logits.shape == (len(sampling), 99)
         for request, best in zip(sampling, logits.argmax(dim=-1).tolist(), strict=True):
             request.tokens.append(best)
@@ -108,6 +108,50 @@ def test_chunked_and_mixed_batches_give_what_generate_gives(zoo, kind):
             assert driver.run(prompts, NEW) == wanted
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_a_transformers_forward(zoo, kind, monkeypatch):
+    monkeypatch.setattr("rtk.model.logprobs.AT_ONCE", 4 * 99)  # in pieces of four positions
+    prompt = prompts_of(len(kind))[3]
+    wanted = zoo.eager(kind)(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    loaded = zoo.load(kind)
+    executor = InlineExecutor(make_runner(loaded), vocab_size=97)
+    fuse_layers(loaded)
+    found = []
+    for start, stop in ((0, 20), (20, 33)):
+        slots = np.arange(start + 5, stop + 5, dtype=np.int32)
+        first, last = max(start, 3), min(stop, 32)  # tokens 4 to 32 follow positions 3 to 31
+        scored = Scored(0, first - start, np.array(prompt[first + 1 : last + 1], np.int32), 5)
+        row = Row(0, start, stop - start, int(stop == 33))
+        plan = StepPlan(0, (row,), np.array(prompt[start:stop], np.int32), slots, scored=(scored,))
+        step = executor.launch(plan)
+        if stop == 33:
+            step.sample(greedy())
+        found += step.result().scores[0]
+    assert [entry.token for entry in found] == prompt[4:]
+    for entry, own in zip(found, wanted[3:], strict=False):
+        assert entry.logprob == pytest.approx(own[entry.token].item(), abs=1e-4)
+        best = own[:97].topk(5)
+        assert [token for token, _ in entry.top] == best.indices.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_a_model_that_does_not_name_its_body_is_scored_too(zoo, monkeypatch):
+    prompt = prompts_of(4)[1]
+    loaded = zoo.load("granite")
+    monkeypatch.setattr(loaded.model, "get_decoder", lambda: loaded.model)
+    monkeypatch.setattr("rtk.model.logprobs.AT_ONCE", 5 * 99)
+    executor = InlineExecutor(make_runner(loaded), vocab_size=99)
+    scored = Scored(0, 0, np.array(prompt[1:], np.int32), 0)
+    plan = StepPlan(
+        0, (Row(0, 0, 19, 0),), np.array(prompt, np.int32), np.arange(5, 24, dtype=np.int32), scored=(scored,)
+    )
+    wanted = zoo.eager("granite")(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    (found,) = executor.launch(plan).result().scores
+    assert [entry.logprob for entry in found] == pytest.approx(
+        [wanted[i, token].item() for i, token in enumerate(prompt[1:])], abs=1e-4
+    )
+
+
 def test_float64_agrees_with_float32(zoo):
     prompts = prompts_of(1)
     found = {}
@@ -124,7 +168,8 @@ def cold(slots: list[int], tokens: list[int], row: int = 0) -> StepPlan:
 
 def test_slots_need_not_be_in_order(zoo):
     ordered, shuffled = (
-        make_runner(zoo.load("llama")).logits(cold(slots, [7, 8, 9, 10])) for slots in ([3, 4, 5, 6], [3, 5, 4, 6])
+        make_runner(zoo.load("llama")).compute(cold(slots, [7, 8, 9, 10])).logits
+        for slots in ([3, 4, 5, 6], [3, 5, 4, 6])
     )
     torch.testing.assert_close(shuffled, ordered, atol=1e-5, rtol=1e-5)
 
@@ -133,7 +178,7 @@ def test_a_cached_prefix_is_written_to_the_table_and_not_computed(zoo):
     numbers = EXAMPLES["extend_shape"]
     prompt = np.random.default_rng(3).integers(1, 99, numbers["prompt"]).astype(np.int32)
     runner = make_runner(zoo.load("llama"), slots=4096)
-    whole = runner.logits(cold(list(range(1, len(prompt) + 1)), prompt.tolist()))
+    whole = runner.compute(cold(list(range(1, len(prompt) + 1)), prompt.tolist())).logits
     assert runner.stats.query_rows == numbers["prompt"]
     cached = numbers["cached"]
     plan = StepPlan(
@@ -146,7 +191,7 @@ def test_a_cached_prefix_is_written_to_the_table_and_not_computed(zoo):
             TableWrite(5, 1000, np.arange(1001, cached + 1, dtype=np.int32)),
         ),
     )
-    warm = runner.logits(plan)
+    warm = runner.compute(plan).logits
     torch.testing.assert_close(warm, whole, atol=1e-4, rtol=1e-4)
     assert runner.stats.query_rows == numbers["prompt"] + numbers["q_rows"]
     assert runner.stats.forwards == 2
@@ -156,7 +201,7 @@ def test_a_step_that_samples_nothing_has_no_logits(zoo):
     for kind in ("llama", "gemma2", "gpt2"):
         runner = make_runner(zoo.load(kind))
         plan = StepPlan(0, (Row(0, 0, 3, 0),), np.array([1, 2, 3], np.int32), np.array([4, 5, 6], np.int32))
-        assert runner.logits(plan).shape == (0, 99)
+        assert runner.compute(plan).logits.shape == (0, 99)
 
 
 def test_several_samples_of_one_row(zoo):
@@ -164,8 +209,8 @@ def test_several_samples_of_one_row(zoo):
     tokens = [5, 6, 7, 8]
     rows = (Row(0, 0, 4, 3), Row(1, 0, 4, 1))
     plan = StepPlan(0, rows, np.array(tokens * 2, np.int32), np.arange(1, 9, dtype=np.int32))
-    logits = runner.logits(plan)
-    prefixes = [runner.logits(cold([20 + i for i in range(n)], tokens[:n], row=2)) for n in (2, 3, 4)]
+    logits = runner.compute(plan).logits
+    prefixes = [runner.compute(cold([20 + i for i in range(n)], tokens[:n], row=2)).logits for n in (2, 3, 4)]
     torch.testing.assert_close(logits[:3], torch.cat(prefixes), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(logits[3], logits[2], atol=1e-5, rtol=1e-5)
 
@@ -175,7 +220,7 @@ def test_layers_that_bypass_attention_are_noticed_at_the_first_forward(zoo):
     runner = make_runner(loaded)
     loaded.model.config.num_hidden_layers = 1  # the model's loop stops a layer early
     with pytest.raises(ModelError, match="called 1 times for 2 layers"):
-        runner.logits(cold([1, 2], [3, 4]))
+        runner.compute(cold([1, 2], [3, 4]))
 
 
 def test_a_layer_that_attends_in_place_of_another_is_noticed_too(zoo):
@@ -183,7 +228,7 @@ def test_a_layer_that_attends_in_place_of_another_is_noticed_too(zoo):
     runner = make_runner(loaded)
     loaded.model.model.layers[1].self_attn.layer_idx = 0
     with pytest.raises(ModelError, match="called 2 times for 2 layers"):
-        runner.logits(cold([1, 2], [3, 4]))
+        runner.compute(cold([1, 2], [3, 4]))
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama tied", "qwen2", "mistral"])
@@ -193,7 +238,7 @@ def test_fused_layers_change_nothing_but_the_time(zoo, kind):
     assert fuse_layers(loaded) == 2
     tokens = list(range(1, 40))
     slots = list(range(1, 40))
-    wanted, fused = (runner.logits(cold(slots, tokens)) for runner in runners)
+    wanted, fused = (runner.compute(cold(slots, tokens)).logits for runner in runners)
     torch.testing.assert_close(fused, wanted, atol=1e-5, rtol=1e-5)
     for (name, own), (_, original) in zip(loaded.model.named_parameters(), plain.model.named_parameters(), strict=True):
         assert torch.equal(own, original), name
@@ -220,9 +265,9 @@ def test_a_layer_that_was_changed_is_left_alone(zoo, monkeypatch):
     original = mlp.forward
     monkeypatch.setattr(mlp, "forward", lambda x: 1.001 * original(x))
     runner = make_runner(loaded)
-    before = runner.logits(cold([1, 2], [3, 4]))
+    before = runner.compute(cold([1, 2], [3, 4])).logits
     assert fuse_layers(loaded) == 1
-    torch.testing.assert_close(runner.logits(cold([1, 2], [3, 4])), before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(runner.compute(cold([1, 2], [3, 4])).logits, before, atol=1e-5, rtol=1e-5)
 
 
 def test_a_layer_with_other_linear_modules_is_left_alone(zoo):
@@ -247,15 +292,15 @@ def greedy() -> SampleInputs:
 
 def test_the_inline_executor_samples_what_the_runner_computes(zoo):
     runner = make_runner(zoo.load("llama"))
-    best = int(runner.logits(cold([1, 2, 3], [7, 8, 9]))[0].argmax())
+    best = int(runner.compute(cold([1, 2, 3], [7, 8, 9])).logits[0].argmax())
     executor = InlineExecutor(runner, vocab_size=99)
     step = executor.launch(cold([11, 12, 13], [7, 8, 9], row=1))
-    step.sample(greedy())
+    step.sample(SampleInputs(temperature=np.zeros(1, np.float32), **GREEDY))
     assert step.result().tokens == ((best,),)
     assert executor.stats() == {"forwards": 2, "attention_query_rows": 6}
     narrow = InlineExecutor(runner, vocab_size=best)
     step = narrow.launch(cold([11, 12, 13], [7, 8, 9], row=1))
-    step.sample(greedy())
+    step.sample(SampleInputs(temperature=np.zeros(1, np.float32), **GREEDY))
     assert step.result().tokens[0][0] < best
 
 
@@ -268,11 +313,11 @@ def test_a_step_without_samples_has_an_empty_result(zoo):
 def test_what_the_computation_raises_is_raised_by_the_result(zoo):
     executor = InlineExecutor(make_runner(zoo.load("llama")), vocab_size=99)
     step = executor.launch(cold([1], [4711]))
-    step.sample(greedy())
+    step.sample(SampleInputs(temperature=np.zeros(1, np.float32), **GREEDY))
     with pytest.raises(IndexError):
         step.result()
     step = executor.launch(cold([1], [5]))
-    step.sample(greedy())
+    step.sample(SampleInputs(temperature=np.zeros(1, np.float32), **GREEDY))
     assert len(step.result().tokens) == 1
 
 
@@ -290,10 +335,10 @@ def test_the_demo_model_gives_what_generate_gives(fuse):
     if fuse:
         assert fuse_layers(loaded) == 30
     tokens, slots = list(prompt), list(range(64, 0, -1))
-    logits = runner.logits(cold(slots[: len(prompt)], prompt))
+    logits = runner.compute(cold(slots[: len(prompt)], prompt)).logits
     while len(tokens) < len(prompt) + 8:
         tokens.append(int(logits[0].argmax()))
         last = len(tokens) - 1
         plan = StepPlan(last, (Row(0, last, 1, 1),), np.array(tokens[-1:], np.int32), np.array([slots[last]], np.int32))
-        logits = runner.logits(plan)
+        logits = runner.compute(plan).logits
     assert tokens[len(prompt) :] == wanted

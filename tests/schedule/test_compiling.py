@@ -89,6 +89,9 @@ class FakeGrammars:
     def stats(self):
         return {"grammar_pending": len(self.asked)}
 
+    def histograms(self):
+        return {}
+
     def close(self):
         self.closed = True
 

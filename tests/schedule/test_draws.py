@@ -1,4 +1,4 @@
-from rtk.schedule.draws import uniform
+from rtk.schedule.draws import answer_seed, uniform
 
 
 def test_draws_are_the_same_everywhere():
@@ -14,3 +14,13 @@ def test_draws_fill_the_unit_interval_evenly():
     buckets = [sum(int(draw * 10) == bucket for draw in draws) for bucket in range(10)]
     assert all(900 < count < 1100 for count in buckets)
     assert len(set(draws)) == len(draws)
+
+
+def test_each_answer_to_a_prompt_has_draws_of_its_own():
+    seeds = [answer_seed(5, answer) for answer in range(128)]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 128
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert answer_seed(5, 1) == seeds[1] != answer_seed(6, 1)
+    assert answer_seed(-5, 0) == -5
+    assert len({uniform(seed, position) for seed in seeds for position in range(20)}) == 128 * 20

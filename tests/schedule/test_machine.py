@@ -1,5 +1,9 @@
 """The real scheduler under random arrivals, aborts and tiny pools, against every request run alone."""
 
+import functools
+import math
+from typing import NamedTuple
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,9 +12,27 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rtk.cache.key import pack
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness, digest
-from rtk.schedule.messages import Flush, Flushed, Pin, Pinned, Refused, Unpin
+from rtk.schedule.messages import Flush, Flushed, Pin, Pinned, Refused, TokenLogprobs, Unpin
 
 END = 13
+PENALTIES = (
+    {},
+    {"repetition_penalty": 1.6},
+    {"presence_penalty": 0.5, "frequency_penalty": -0.25},
+    {"repetition_penalty": 0.8, "frequency_penalty": 1.0, "logit_bias": ((END, -2.0), (5, 1.5))},
+)
+
+
+class Asked(NamedTuple):
+    """What a request wants."""
+
+    prompt: tuple[int, ...]
+    new: int
+    lively: bool
+    """Of a model that likes several tokens, so that penalties matter."""
+    penalties: int = 0
+    scored: int | None = None
+    """The first token of the prompt that is scored."""
 
 
 def script(history):
@@ -19,15 +41,56 @@ def script(history):
     return END if token % 20 == 0 else 1000 + token
 
 
-def alone(prompt, max_new_tokens):
-    """What the model says to this prompt, by definition."""
-    history, out = list(prompt), []
-    while len(out) < max_new_tokens:
-        out.append(script(history))
+@functools.cache
+def lively(history):
+    """Likes depend on every token of the history."""
+    return np.random.default_rng(digest(history)).standard_normal(20).astype(np.float32) * 2
+
+
+@functools.cache
+def alone(asked):
+    """What the model says to this, by definition."""
+    history, out = list(asked.prompt), []
+    while len(out) < asked.new and END not in out:
+        out.append(penalised(history, out, PENALTIES[asked.penalties]) if asked.lively else script(history))
         history.append(out[-1])
-        if out[-1] == END:
-            break
     return out
+
+
+def penalised(history, out, given):
+    logits = lively(tuple(history)).astype(np.float64)
+    for token in set(history) & set(range(20)):
+        penalty = given.get("repetition_penalty", 1.0)
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        logits[token] -= given.get("frequency_penalty", 0.0) * out.count(token)
+        logits[token] -= given.get("presence_penalty", 0.0) * (token in out)
+    for token, bias in given.get("logit_bias", ()):
+        logits[token] += bias
+    return int(logits.argmax())
+
+
+@functools.cache
+def scores(asked):
+    """What it makes of the prompt; the last one that is named, and its own, to a few digits."""
+    if asked.scored is None:
+        return []
+    entries = []
+    for i, token in enumerate(asked.prompt):
+        if i == 0:
+            entries.append((token, None, None))
+        elif asked.lively:
+            own = lively(asked.prompt[:i]).astype(np.float64)
+            of_token = own[token] - np.log(np.exp(own).sum())
+            entries.append((token, round(of_token, 3), int(own.argmax())))
+        else:
+            sure = script(list(asked.prompt[:i]))
+            entries.append((token, 0.0 if sure == token else -math.inf, sure))
+    return entries[asked.scored :]
+
+
+def told(entry: TokenLogprobs):
+    logprob = entry.logprob if entry.logprob is None or math.isinf(entry.logprob) else round(entry.logprob, 3)
+    return entry.token, logprob, entry.top[0][0] if entry.top else None
 
 
 def preemptive():
@@ -51,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed=st.booleans(),
         conservativeness=st.sampled_from([0.02, 0.1, 1.0]),
         retraction=st.sampled_from(["length", "priority"]),
+        likes=st.booleans(),
     )
     def build(
         self,
@@ -68,9 +132,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed,
         conservativeness,
         retraction,
+        likes,
     ):
+        self.lively = likes
         self.h = Harness(
-            script=script,
+            script=(lambda history: lively(tuple(history))) if likes else script,
             page_size=page,
             pool_tokens=max(page * pages, 32),
             max_running=rows,
@@ -89,7 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             pin_budget=max(page * pages, 32) // 2,
             end_tokens=frozenset({END}),
         )
-        self.prompts: dict[str, tuple[list[int], int]] = {}
+        self.prompts: dict[str, Asked] = {}
         self.aborted: set[str] = set()
         self.questions = 0
 
@@ -99,17 +165,43 @@ class SchedulerMachine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, 3), min_size=1, max_size=4),
         new=st.integers(0, 40),
         priority=st.integers(0, 2),
+        penalties=st.sampled_from([0, *range(len(PENALTIES))]),
+        scored=st.none() | st.integers(0, 30),
     )
-    def arrive(self, stem, shared, own, new, priority):
-        rid, prompt = f"r{len(self.prompts)}", [*range(100 * stem, 100 * stem + shared), *own]
-        if self.h.add(rid, prompt, max_new_tokens=new, priority=priority).accepted:
-            self.prompts[rid] = (prompt, new)
+    def arrive(self, stem, shared, own, new, priority, penalties, scored):
+        self.send(stem, shared, own, new, priority, penalties, scored)
+
+    def send(self, stem, shared, own, new, priority, penalties=0, scored=None, leader=None):
+        size = 7 if self.lively else 100  # a lively model knows few tokens
+        rid, prompt = f"r{len(self.prompts)}", (*range(size * stem, size * stem + shared), *own)
+        prompt = tuple(token % 20 for token in prompt) if self.lively else prompt
+        asked = Asked(prompt, new, self.lively, penalties, None if scored is None else min(scored, len(prompt)))
+        more = {} if scored is None else {"prompt_logprobs": 1, "prompt_logprobs_start": asked.scored}
+        more |= {"priority": priority, "leader": leader, "logprobs": 1, **PENALTIES[penalties]}
+        accepted = self.h.add(rid, prompt, max_new_tokens=new, **more).accepted
+        if accepted:
+            self.prompts[rid] = asked
+        return rid if accepted else None
+
+    @rule(
+        stem=st.integers(0, 2),
+        shared=st.integers(0, 24),
+        new=st.integers(0, 20),
+        answers=st.integers(2, 4),
+        scored=st.none() | st.integers(0, 30),
+        priority=st.integers(0, 2),
+    )
+    def several(self, stem, shared, new, answers, scored, priority):
+        """Several answers to one prompt."""
+        leader = self.send(stem, shared, [1], new, priority, 0, scored)
+        for i in range(1, answers):
+            self.send(stem, shared, [1], new, priority, i % len(PENALTIES), None, leader)
 
     @rule(count=st.integers(3, 6), new=st.integers(12, 30))
     def crowd(self, count, new):
         """Short prompts with long answers: what makes a small pool run out of slots while they decode."""
         for i in range(count):
-            self.arrive(0, 0, [i], new, i % 3)
+            self.send(0, 0, [i], new, i % 3)
 
     @rule(which=st.integers(0, 30), twice=st.booleans())
     def abort(self, which, twice):
@@ -143,24 +235,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every text is a beginning of the request's own answer; nothing is said twice or for nobody."""
         if not hasattr(self, "h"):
             return
-        for rid, (prompt, new) in self.prompts.items():
-            said, full = self.h.tokens.get(rid, []), alone(prompt, new)
+        for rid, asked in self.prompts.items():
+            said, full = self.h.tokens.get(rid, []), alone(asked)
             assert said == full[: len(said)]
+            assert [entry.token for entry in self.h.logprobs.get(rid, [])] == said
+            of_prompt = list(map(told, self.h.scores.get(rid, ())))
+            assert of_prompt == (scores(asked) if said or of_prompt else [])
             finish = self.h.finished.get(rid)
             if finish is not None:
                 assert (finish.reason == "abort") == (rid in self.aborted)
-                assert rid in self.aborted or said == full
+                assert rid in self.aborted or (said == full and of_prompt == scores(asked))
         assert self.h.tokens.keys() <= self.prompts.keys()
 
     def teardown(self):
         if not hasattr(self, "h"):
             return
-        self.h.run(limit=sum(2 * len(p) + n + 2 for p, n in self.prompts.values()) + 25 * self.questions + 1)
+        work = sum(2 * len(asked.prompt) + asked.new + 2 for asked in self.prompts.values())
+        self.h.run(limit=work + 25 * self.questions + 1)
         self.said_so_far_is_right()
         assert self.h.finished.keys() == self.prompts.keys()
         assert self.h.answers.keys() == set(range(1, self.questions + 1))
         assert self.h.stat("pinned") <= self.h.pin_budget
         assert self.h.stat("free") + self.h.stat("evictable") + self.h.stat("pinned") == self.h.stat("pool")
+        assert self.h.stat("following") == 0
         for stem in range(3):
             self.unpin(stem)
         assert isinstance(self.ask(Flush), Flushed)

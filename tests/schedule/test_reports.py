@@ -55,6 +55,7 @@ def test_a_request_is_reported_once_with_its_times_and_tokens():
         "retractions": 0,
         "priority": 0,
         "reason": "length",
+        "code": "",
     }
     assert (second.rid, second.arrival_s, second.cached_tokens, second.output_tokens) == ("b", 7.0, 3, 1)
     assert (gone.rid, gone.first_token_s, gone.output_tokens, gone.reason) == ("gone", None, 0, "abort")
@@ -66,4 +67,17 @@ def test_a_step_that_fails_is_reported_as_such(monkeypatch):
     monkeypatch.setattr(h.executor, "launch", lambda plan: 1 / 0)
     h.run()
     assert {step.failed for step in notes.steps} == {True}
-    assert [request.reason for request in notes.requests] == ["error"]
+    assert [(request.reason, request.code) for request in notes.requests] == [("error", "generation_failed")]
+
+
+@pytest.mark.stepwise
+def test_a_deadline_is_told_from_a_crash_and_pieces_of_a_prompt_are_no_first_token():
+    h, notes = observed(chunk_tokens=2)
+    h.add("late", range(6), max_new_tokens=4, deadline_s=2.5)
+    h.run()
+    (late,) = notes.requests
+    assert (late.reason, late.code, late.first_token_s, late.output_tokens) == ("error", "deadline_exceeded", None, 0)
+    h.add("in time", range(10, 16), max_new_tokens=4)
+    before = h.now
+    h.run()
+    assert notes.requests[-1].first_token_s - before == 3  # with the last of three pieces

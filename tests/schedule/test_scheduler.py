@@ -125,7 +125,7 @@ def test_ending_twice_says_so_once():
     h.step()
     [request] = h.scheduler._running.requests
     for _ in range(2):
-        h.scheduler._end(request, Finish(reason="abort"))
+        h.scheduler.end(request, Finish(reason="abort"))
     h._note(h.scheduler.step())
     assert (h.finished["a"].reason, h.stat("finished_abort")) == ("abort", 1)
 

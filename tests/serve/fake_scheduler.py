@@ -29,6 +29,7 @@ from rtk.schedule.messages import (
     Refused,
     RequestExplained,
     Stats,
+    TokenLogprobs,
     Unpin,
     Verdict,
 )
@@ -72,6 +73,44 @@ def timeline(**more):
             "retraction_count": 0, **more,
         }
     )  # fmt: skip
+
+
+def scores(token, top):
+    """What the model made of a place where `token` stands. Even ones are probable, odd ones come far behind."""
+    own = -0.5 if token % 2 == 0 else -9.25
+    ranked = [(token, own)] * (token % 2 == 0) + [(token ^ (2 + i), -1.0 - i) for i in range(top)]
+    return TokenLogprobs(token, own, tuple(ranked[:top]))
+
+
+def prompt_scores(new):
+    """Of the prompt's tokens, where they are asked for; nothing comes before the first."""
+    params, ids = new.params, unpack(new.tokens)
+    if params.prompt_logprobs is None:
+        return ()
+    first, *others = [scores(token, params.prompt_logprobs) for token in ids]
+    return (TokenLogprobs(first.token, None), *others)[params.prompt_logprobs_start :]
+
+
+def bundled(script, size):
+    """The same, `size` tokens in a message, the last ones with the end."""
+
+    def bundles(new):
+        held = ()
+        for step in script(new):
+            match step:
+                case (tuple() as tokens, Finish() as finish):
+                    held += tokens
+                case Finish() as finish:
+                    pass
+                case _:
+                    held, finish = held + step, None
+            while len(held) >= size and not (finish and len(held) == size):
+                yield held[:size]
+                held = held[size:]
+            if finish:
+                yield held, finish
+
+    return bundles
 
 
 def saying(*ids, finish=LENGTH, bundle=1):
@@ -238,20 +277,25 @@ class FakeScheduler:
         return Explained(id=number, explanation=explanation, evicted_ago_s=ago, elsewhere=search)
 
     def _answers(self, new):
-        """The script's steps as messages."""
-        cached = min(2, len(new.tokens) // 4 - 1)
+        """The script's steps as messages, with log-probabilities where they are asked for."""
+        cached, prompt, top = min(2, len(new.tokens) // 4 - 1), prompt_scores(new), new.params.logprobs
         for i, step in enumerate(self.script(new)):
             if i == 0 and not isinstance(step, Verdict):
                 yield Verdict(rid=new.rid, accepted=True)
             match step:
                 case Finish():
-                    yield Output(rid=new.rid, tokens=(), cached_tokens=cached, finish=step)
+                    tokens, finish = (), step
                 case (tuple() as tokens, Finish() as finish):
-                    yield Output(rid=new.rid, tokens=tokens, cached_tokens=cached, finish=finish)
+                    pass
                 case tuple():
-                    yield Output(rid=new.rid, tokens=step, cached_tokens=cached)
+                    tokens, finish = step, None
                 case _:
                     yield step
+                    continue
+            logprobs = () if top is None else tuple(scores(token, top) for token in tokens)
+            more = {"logprobs": logprobs, "prompt_logprobs": prompt}
+            yield Output(rid=new.rid, tokens=tokens, cached_tokens=cached, finish=finish, **more)
+            prompt = ()
 
     def _advance(self, request):
         answer = next(request.steps)

@@ -11,6 +11,7 @@ import uvicorn
 from fake_scheduler import WAIT_S, FakeScheduler
 from tiny_tokenizer import byte_level
 
+from rtk.serve.detokenizer import Detokenizer
 from rtk.serve.http.app import create_app
 from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.protocol import ModelFacts
@@ -22,10 +23,15 @@ MODEL = "tiny"
 def manager_over(fake, tokenizer, **facts):
     """A manager whose scheduler is `fake`."""
     facts = {"served_name": MODEL, "vocab_size": tokenizer.size, "context_length": 128, **facts}
+    detokenizer = fake.detokenizer = Detokenizer(tokenizer.assembler)
     manager = TokenizerManager(
-        tokenizer, fake.send, ModelFacts(**facts), healthy=lambda: fake.healthy, vitals=lambda: fake.vitals
+        tokenizer,
+        detokenizer.before(fake.send),
+        ModelFacts(**facts),
+        healthy=lambda: fake.healthy,
+        vitals=lambda: fake.vitals,
     )
-    fake.deliver = manager.deliver
+    fake.deliver = lambda messages: manager.deliver(detokenizer.process(messages))
     return manager
 
 
@@ -34,7 +40,7 @@ def assert_idle(manager, fake):
     fake.wait_for(lambda f: not f.running)
     assert manager.in_flight == 0
     assert not manager._names
-    assert not len(manager._detokenizer)
+    assert not len(fake.detokenizer)
     assert not manager._questions
 
 
@@ -65,7 +71,7 @@ class InProcess:
 
     async def request(self, method, path, body=None, content=None, headers=None):
         transport = httpx.ASGITransport(app=self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             if body is not None:
                 content = json.dumps(body)  # surrogates and NaN go out as they are
             return await client.request(method, path, content=content, headers=headers)

@@ -8,6 +8,7 @@ from http_harness import MODEL
 from tiny_tokenizer import IM_END, byte_level, ids_of
 
 from rtk.plugin.testing.harness import Harness
+from rtk.serve.detokenizer import Detokenizer
 from rtk.serve.http.app import create_app
 from rtk.serve.protocol import ModelFacts
 from rtk.serve.scheduler_thread import SchedulerThread
@@ -31,11 +32,15 @@ class Real:
             match_stop=self.tokenizer.match_stop,
             **harness,
         )
-        self._thread = SchedulerThread(self.harness.scheduler, lambda messages: self.manager.deliver(messages))
+        detokenizer = Detokenizer(self.tokenizer.assembler)
+        self._thread = SchedulerThread(
+            self.harness.scheduler, lambda messages: self.manager.deliver(detokenizer.process(messages))
+        )
         facts = ModelFacts(served_name=MODEL, vocab_size=self.tokenizer.size, context_length=128)
         healthy = lambda: self._thread.healthy  # noqa: E731
         vitals = lambda: self._thread.vitals  # noqa: E731
-        self.manager = TokenizerManager(self.tokenizer, self._thread.send, facts, healthy=healthy, vitals=vitals)
+        send = detokenizer.before(self._thread.send)
+        self.manager = TokenizerManager(self.tokenizer, send, facts, healthy=healthy, vitals=vitals)
         self.app = create_app(self.manager)
 
     def _next(self, history):
@@ -53,7 +58,9 @@ class Real:
         assert self._thread.failure is None
 
     async def request(self, method, path, body=None):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.app), base_url="http://localhost"
+        ) as client:
             return await client.request(method, path, json=body, timeout=20)
 
     async def post(self, path, **body):

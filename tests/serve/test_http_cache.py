@@ -150,7 +150,14 @@ REPORT = {
     "free": 40, "evictable": 30, "protected": 20, "held": 10, "pool": 100,
     "namespaces": 2, "pinned": 3, "pin_budget": 25,
 }  # fmt: skip
-GREETING = {"name": "greeting", "tokens": 3, "adapter": None, "cache_salt": "s", "expires_in_s": None}
+GREETING = {
+    "name": "greeting",
+    "tokens": 3,
+    "adapter": None,
+    "cache_salt": "s",
+    "extra_key": None,
+    "expires_in_s": None,
+}
 
 
 def test_the_report(http):
@@ -166,6 +173,7 @@ def test_a_pin_with_everything(http):
             "tokens": 16,
             "adapter": {"name": "alpha", "generation": 2},
             "cache_salt": None,
+            "extra_key": None,
             "expires_in_s": 1.5,
         }
     ]
@@ -187,7 +195,7 @@ HEAD = {
     "prompt_tokens": 9,
     "cached_tokens": 4,
     "matched_tokens": 4,
-    "namespace": {"adapter": None, "cache_salt": "s"},
+    "namespace": {"adapter": None, "cache_salt": "s", "extra_key": None},
 }
 
 
@@ -308,10 +316,17 @@ def test_the_text_of_one_token():
 
 def test_pin_and_unpin(http):
     answer = http.post("/cache/pin", {"name": "n", "text": "abc", "cache_salt": "s", "ttl_s": 90})
-    assert answer.json() == {"name": "n", "tokens": 3, "adapter": None, "cache_salt": "s", "expires_in_s": 90}
+    assert answer.json() == {
+        "name": "n",
+        "tokens": 3,
+        "adapter": None,
+        "cache_salt": "s",
+        "extra_key": None,
+        "expires_in_s": 90,
+    }
     assert (last(http, Pin).name, last(http, Pin).ttl_s) == ("n", 90)
     assert http.post("/cache/unpin", {"name": "n"}).json() == {
-        "name": "n", "tokens": 3, "adapter": None, "cache_salt": None, "expires_in_s": 1.5,
+        "name": "n", "tokens": 3, "adapter": None, "cache_salt": None, "extra_key": None, "expires_in_s": 1.5,
     }  # fmt: skip
     assert last(http, Unpin).name == "n"
 
@@ -407,7 +422,7 @@ def test_other_namespaces(http):
     answer = http.post("/cache/explain", {"text": "abc", "namespaces": "all"}).json()
     assert last(http, Explain).elsewhere
     assert (answer["elsewhere"], answer["searched"]) == (
-        [{"adapter": None, "cache_salt": "other", "cached_tokens": 2}],
+        [{"adapter": None, "cache_salt": "other", "extra_key": None, "cached_tokens": 2}],
         5,
     )
 

@@ -10,7 +10,8 @@ from tiny_tokenizer import BOS, IM_END, byte_level, ids_of, sentence_piece
 from rtk.cache.key import pack
 from rtk.schedule.messages import Finish, NewRequest, Output, Verdict
 from rtk.schedule.params import SamplingParams
-from rtk.serve.text import BROKEN, Detokenizer, IncrementalDecoder, StopChecker, StopScanner, TextAssembler, TextOutput
+from rtk.serve.detokenizer import Detokenizer, Open, TextOutput, opening
+from rtk.serve.text import BROKEN, IncrementalDecoder, StopChecker, StopScanner, TextAssembler
 
 X15 = (b"\xc3", b"\xa9\xe6", b"\xbc\xa2", b"\xf0\x9f", b"\xa7", b"\x8a")
 
@@ -24,8 +25,8 @@ def deltas(decoder, ids):
     return [*map(decoder.push, ids), decoder.finish()]
 
 
-def request(prompt=(5,), **params):
-    return NewRequest(rid="r", tokens=pack(prompt), params=SamplingParams(**params))
+def opened(prompt=(5,), **params):
+    return opening(NewRequest(rid="r", tokens=pack(prompt), params=SamplingParams(**params)))
 
 
 # --- the fake above decodes like the library --------------------------------------------------------------------
@@ -303,7 +304,7 @@ def expected(table, stops, minimum):
 def test_the_token_that_ended_a_text_has_none():
     tokenizer = byte_level()
     a, b = ids_of(tokenizer, "a", "b")
-    assembler = tokenizer.assembler(request(stop_token_ids=(b,)))
+    assembler = tokenizer.assembler(opened(stop_token_ids=(b,)))
     assert assembler.push([a, b], Finish(reason="stop", matched=b)) == "a"
 
 
@@ -311,7 +312,7 @@ def test_text_held_back_comes_out_when_a_stop_token_or_the_length_ends_it():
     tokenizer = byte_level()
     a, b = ids_of(tokenizer, "a", "b")
     for finish in (Finish(reason="length"), Finish(reason="abort"), Finish(reason="stop", matched=IM_END)):
-        assembler = tokenizer.assembler(request(stop=("abc",)))
+        assembler = tokenizer.assembler(opened(stop=("abc",)))
         assert assembler.push([a]) + assembler.push([b], finish) == "ab"
 
 
@@ -320,14 +321,14 @@ def test_x15_with_a_stop_string():
     ids = ids_of(tokenizer, *X15)
     match_stop = tokenizer.match_stop(SamplingParams(stop=("漢",)), pack([5]))
     assert [match_stop(token) for token in ids[:3]] == [None, None, "漢"]
-    assembler = tokenizer.assembler(request(stop=("漢",)))
+    assembler = tokenizer.assembler(opened(stop=("漢",)))
     assert assembler.push(ids[:3], Finish(reason="stop", matched="漢")) == "é"
 
 
 def test_a_detokenizer_puts_text_to_outputs_and_passes_the_rest_on():
     tokenizer = byte_level()
     detokenizer = Detokenizer(tokenizer.assembler)
-    detokenizer.open(request())
+    detokenizer.process([opened()])
     a, b = ids_of(tokenizer, "a", "b")
     verdict = Verdict(rid="r", accepted=True)
     last = Finish(reason="length")
@@ -343,7 +344,7 @@ def test_a_detokenizer_puts_text_to_outputs_and_passes_the_rest_on():
 
 def test_a_refused_request_is_closed():
     detokenizer = Detokenizer(byte_level().assembler)
-    detokenizer.open(request())
+    detokenizer.process([opened()])
     detokenizer.process([Verdict(rid="r", accepted=False)])
     assert len(detokenizer) == 0
 
@@ -356,7 +357,7 @@ def test_an_output_that_cannot_be_decoded_ends_its_own_request_only(caplog):
     tokenizer = byte_level()
     detokenizer = Detokenizer(lambda new: Broken() if new.rid == "bad" else tokenizer.assembler(new))
     for rid in ("bad", "good"):
-        detokenizer.open(NewRequest(rid=rid, tokens=pack([5]), params=SamplingParams()))
+        detokenizer.process([Open(rid=rid, context=pack([5]))])
     (token,) = ids_of(tokenizer, "a")
     bad, good = detokenizer.process([Output(rid=rid, tokens=(token,)) for rid in ("bad", "good")])
     assert bad.finish.reason == "error"

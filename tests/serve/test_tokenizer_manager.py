@@ -12,7 +12,8 @@ from http_harness import assert_idle, manager_over
 from tiny_tokenizer import BOS, byte_level, ids_of, sentence_piece
 
 from rtk.errors import ModelError, RequestError
-from rtk.schedule.messages import Abort, Finish, NewRequest
+from rtk.schedule.draws import answer_seed
+from rtk.schedule.messages import Abort, Finish, NewRequest, Output, TokenLogprobs, Verdict
 from rtk.serve.prompts import LONG_TEXT, MESSAGE_COST
 from rtk.serve.protocol import Chat, GenerateRequest, ModelFacts, sampling_defaults
 from rtk.serve.tokenizer_manager import TokenizerManager
@@ -428,8 +429,10 @@ def test_a_manager_belongs_to_one_loop():
 def test_sampling_defaults_of_a_generation_config(caplog):
     given = {"temperature": 0.6, "top_p": None, "top_k": 20, "do_sample": True, "repetition_penalty": 1.1, "min_p": 0}
     with caplog.at_level(logging.WARNING):
-        assert sampling_defaults(given) == {"temperature": 0.6, "top_k": 20}
-    assert "repetition_penalty" in caplog.text
+        assert sampling_defaults({**given, "typical_p": 0.9, "num_beams": 1}) == {
+            "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0
+        }  # fmt: skip
+    assert caplog.messages == ["generation_config.json: not supported yet, so without effect: typical_p"]
     assert "min_p" not in caplog.text
 
 
@@ -437,3 +440,114 @@ def test_impossible_defaults_are_the_models_fault():
     facts = ModelFacts(served_name="m", vocab_size=5, context_length=8, default_sampling={"top_p": 3})
     with pytest.raises(ModelError, match=r"generation_config.json cannot be used: top_p = 3"):
         TokenizerManager(sentence_piece(), print, facts)
+
+
+# Several answers
+
+
+def numbered(new):
+    """Each answer says its own length in tokens: the first one, the second two."""
+    length = int(new.name.rpartition("-")[2]) + 1 if "-" in new.name else 1
+    yield from [(A,)] * length
+    yield LENGTH
+
+
+def test_n_asks_for_several_answers_to_one_prompt_and_encodes_it_once():
+    async def test(manager, fake):
+        request = ask("xy", rid="r", sampling={"n": 3, "seed": 5, "prompt_logprobs": 2})
+        return await collect(manager.generate(request)), fake.of(NewRequest)
+
+    deltas, (first, second, third) = with_manager(numbered, test)
+    assert (first.name, second.name, third.name) == ("r", "r-1", "r-2")
+    assert first.leader is None
+    assert second.leader == third.leader == first.rid
+    assert first.tokens is second.tokens is third.tokens
+    assert [new.params.seed for new in (first, second, third)] == [5, answer_seed(5, 1), answer_seed(5, 2)]
+    assert [new.params.prompt_logprobs for new in (first, second, third)] == [2, None, None]
+    assert [new.params.n for new in (first, second, third)] == [3, 1, 1]
+    said = {i: [d for d in deltas if d.index == i] for i in range(3)}
+    assert {i: (own[0].rid, own[-1].completion_tokens, own[-1].finish) for i, own in said.items()} == {
+        0: ("r", 1, LENGTH), 1: ("r-1", 2, LENGTH), 2: ("r-2", 3, LENGTH)
+    }  # fmt: skip
+
+
+def test_answers_are_counted_over_the_requests_of_a_batch():
+    async def test(manager, fake):
+        requests = [ask("x", sampling={"n": 2}), ask("y", sampling={"n": 2})]
+        return await collect(manager.generate_batch(requests, "b")), fake.of(NewRequest)
+
+    deltas, news = with_manager(saying(A), test)
+    assert {(d.index, d.rid) for d in deltas} == {(0, "b-0"), (1, "b-0-1"), (2, "b-1"), (3, "b-1-1")}
+    assert [new.leader for new in news] == [None, news[0].rid, None, news[2].rid]
+    assert {new.params.seed for new in news} == {None}
+
+
+@pytest.mark.parametrize(("name", "ended"), [("b-0", {0, 1}), ("b", {0, 1, 2, 3}), ("b-0-1", {1})])
+def test_an_abort_reaches_all_answers_of_a_request(name, ended):
+    gate = Gate()
+
+    def script(new):
+        yield (A,)
+        yield gate
+        yield LENGTH
+
+    async def test(manager, fake):
+        requests = [ask("x", sampling={"n": 2}), ask("y", sampling={"n": 2})]
+        ends = {}
+        async with aclosing(manager.generate_batch(requests, "b")) as deltas:
+            async for delta in deltas:
+                if delta.finish is None and delta.index == 3:
+                    assert manager.abort(name)
+                    fake.open(gate)
+                elif delta.finish is not None:
+                    ends[delta.index] = delta.finish.reason
+        return ends
+
+    ends = with_manager(script, test)
+    assert {i for i, reason in ends.items() if reason == "abort"} == ended
+
+
+def test_the_ids_of_answers_are_taken_like_others():
+    async def test(manager, fake):
+        requests = [ask("x", rid="a", sampling={"n": 2}), ask("y", rid="a-1")]
+        error = await refused(manager, *requests, rid="b")
+        assert (error.code, error.field) == ("duplicate_rid", "rid")
+        assert not fake.received
+
+    with_manager(saying(A), test)
+
+
+def test_a_refused_first_answer_refuses_all_and_leaves_nothing():
+    async def test(manager, fake):
+        return await refused(manager, ask("x", sampling={"n": 4}))
+
+    error = with_manager(lambda new: iter([refusal(new, status=503, code="queue_full")]), test)
+    assert (error.code, error.status) == ("queue_full", 503)
+
+
+def test_log_probabilities_reach_the_client():
+    entry, of_prompt = TokenLogprobs(A, -0.5, ((B, -0.25), (A, -0.5))), TokenLogprobs(B, None)
+
+    def script(new):
+        yield Verdict(rid=new.rid, accepted=True)
+        yield Output(rid=new.rid, tokens=(A,), logprobs=(entry,), prompt_logprobs=(of_prompt,))
+        yield Output(rid=new.rid, tokens=(), finish=LENGTH)
+
+    async def test(manager, fake):
+        return await collect(manager.generate(ask("b", sampling={"logprobs": 2, "prompt_logprobs": 0})))
+
+    first, last = with_manager(script, test)
+    assert (first.logprobs, first.prompt_logprobs) == ((entry,), (of_prompt,))
+    assert (last.logprobs, last.prompt_logprobs) == ((), ())
+
+
+def test_scoring_that_begins_behind_the_prompt_is_refused_in_the_clients_words():
+    async def test(manager, fake):
+        given = {"prompt_logprobs": 1, "prompt_logprobs_start": 3}
+        await collect(manager.generate(ask("xyz", sampling=given)))
+        names = {"prompt_logprobs_start": "logprob_start_len"}
+        error = await refused(manager, ask("xy", sampling=given, names=names))
+        assert str(error) == "logprob_start_len = 3: must be at most 2, the tokens of the prompt"
+        assert error.field == "logprob_start_len"
+
+    with_manager(saying(A), test)

@@ -76,5 +76,6 @@ class EvictionLog:
 
 def _bytes_of(evicted: Evicted) -> int:
     """What clients can make large."""
-    salt = None if isinstance(evicted.below, int) else evicted.below.salt
-    return len(evicted.packed) + (4 * len(salt) if salt else 0)
+    below = evicted.below
+    names = () if isinstance(below, int) else (below.salt, below.extra, below.tenant)
+    return len(evicted.packed) + sum(4 * len(name) for name in names if name)

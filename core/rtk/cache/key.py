@@ -21,6 +21,9 @@ class Namespace(NamedTuple):
 
     adapter: AdapterRef | None = None
     salt: str | None = None
+    extra: str | None = None
+    tenant: str = ""
+    """Whose it is; tenants share nothing, whatever salts they choose."""
 
 
 DEFAULT_NAMESPACE = Namespace()

@@ -8,6 +8,7 @@ Complexities: n is the length of a key in tokens (compared at memory speed), d t
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class PrefixCache:
         """Tokens in locked nodes."""
         self.evicted = 0
         """Tokens evicted since the start."""
+        self.evicted_by = Counter({policy.name: 0})
+        """Of these, those that somebody chose: by whom. The rest was flushed."""
         self.created_nodes = 0
         """Nodes made since the start, roots and halves of splits included."""
         self.log = EvictionLog()
@@ -382,6 +385,8 @@ class PrefixCache:
         parent, states = _parent(node), node.states
         self.evictable -= node.size
         self.evicted += node.size
+        if not forget:
+            self.evicted_by[self._policy.name] += node.size
         self._version += 1
         parent.below -= 1
         node.packed, node.states = b"", ()

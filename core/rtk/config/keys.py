@@ -73,12 +73,19 @@ class Key:
     def types(self) -> tuple[Any, ...]:
         """The alternatives of its type; `NoneType` among them when null is allowed."""
         annotation = self.field.annotation
-        return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        alternatives = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        return tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives)
 
     @property
     def is_switch(self) -> bool:
         """Whether it is plainly on or off."""
         return self.types == (bool,)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether its flag may be given several times, for a list."""
+        extra = self.field.json_schema_extra
+        return isinstance(extra, dict) and bool(extra.get("repeatable"))
 
     @property
     def nullable(self) -> bool:
@@ -133,10 +140,13 @@ class Key:
         kinds = {schema.get("type") for schema in self._schemas}
         if kinds & {"array", "object"}:
             try:
-                return _read_json(text)
+                found = _read_json(text)
             except ValueError:
                 if "string" not in kinds:
                     raise
+            else:
+                if isinstance(found, list | dict) or "string" not in kinds:
+                    return found
         choices = (get_args(kind) for kind in self.types if get_origin(kind) is Literal)
         return next((choice for choice in itertools.chain(*choices) if as_text(choice) == text), text)
 

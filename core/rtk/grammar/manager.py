@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from rtk.errors import RequestError, one_line
+from rtk.errors import RequestError
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
 from rtk.grammar.constraint import Constraint, runs_out_of_keys
 from rtk.grammar.process import Job, Setup
 from rtk.grammar.unique_keys import KeyIndex, UniqueKeys
 from rtk.grammar.workers import Compiled, Done, Failed, Order, Outcome, Problem, Workers
+from rtk.observe.histogram import WAIT_S, Distribution, Histogram
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import GrammarBackend, Matcher, Vocabulary
 from rtk.plugin.info import Options
@@ -115,6 +116,7 @@ class GrammarManager:
         self._done: queue.SimpleQueue[tuple[Order, Outcome]] = queue.SimpleQueue()
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
+        self._compile_seconds = Histogram(WAIT_S)
 
     def submit(self, rid: str, wanted: GrammarOrder) -> Matcher | None:
         """A matcher of the request's own, at the start; None where `poll` will tell. Raises `RequestError`."""
@@ -189,6 +191,7 @@ class GrammarManager:
 
     def _note(self, key: GrammarKey, outcome: Outcome) -> None:
         self._seconds += outcome.seconds
+        self._compile_seconds.observe(outcome.seconds)
         if isinstance(outcome, Compiled):
             self._counts["grammar_compiles"] += 1
             self._cache.put(key, outcome.matcher, outcome.size)
@@ -211,6 +214,10 @@ class GrammarManager:
             "grammar_cached": len(self._cache),
             "grammar_cached_bytes": self._cache.size,
         }
+
+    def histograms(self) -> dict[str, Distribution]:
+        """How long compiling took, whatever came of it."""
+        return {"grammar_compile_seconds": self._compile_seconds.read()}
 
     def close(self) -> None:
         """End the processes. Safe to call twice."""
@@ -267,7 +274,7 @@ def _fork(key: GrammarKey, matcher: Matcher) -> Matcher:
     except BaseException as error:
         if not contained(error):
             raise
-        raise _problem(key, "failed", f"its matcher cannot be forked: {one_line(error)}") from error
+        raise _problem(key, "failed", f"its matcher cannot be forked: {type(error).__name__}") from error
 
 
 def _problem(key: GrammarKey, why: Problem, problem: str) -> RequestError:

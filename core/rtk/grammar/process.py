@@ -198,12 +198,12 @@ def keep_within(memory_bytes: int) -> None:
         _limit("RLIMIT_AS", size + memory_bytes)
 
 
-def die_with(engine: int) -> None:
-    """Have the kernel end this process with the thread that started it, where it can."""
+def die_with(engine: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, where it can."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != engine:  # it was gone before
         os._exit(0)
 

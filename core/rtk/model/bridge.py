@@ -129,6 +129,41 @@ def flat_logits(
     return logits
 
 
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""From some batch indices [m] of a forward to float32 logits [m, vocab]."""
+
+
+@torch.inference_mode()
+def flat_logits_and_head(
+    model: Any, attention: Attention, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+) -> tuple[torch.Tensor, Head]:
+    """`flat_logits`, and what gives logits of further tokens of that forward, without computing their layers again.
+
+    The model itself makes them from what its body answered, so whatever it does behind its last layer is done. A model
+    that does not name its body computes all of them again each time.
+    """
+    body = model.get_decoder()
+    if body is None or body is model:
+        logits = flat_logits(model, attention, tokens, positions, keep)
+        return logits, functools.partial(flat_logits, model, attention, tokens, positions)
+    answers: list[Any] = []
+    hook = body.register_forward_hook(lambda _module, _args, answer: answers.append(answer))
+    try:
+        logits = flat_logits(model, attention, tokens, positions, keep)
+    finally:
+        hook.remove()
+    (answer,) = answers
+
+    def head(which: torch.Tensor) -> torch.Tensor:
+        body.forward = lambda *_, **__: answer
+        try:
+            return flat_logits(model, attention, tokens, positions, which)
+        finally:
+            del body.forward
+
+    return logits, head
+
+
 @torch.inference_mode()
 def cached_logits(model: Any, attention: Watcher, tokens: torch.Tensor, start: int) -> torch.Tensor:
     """As transformers' own `generate` would compute T tokens [T] after `start` others: float32 logits [1, vocab].

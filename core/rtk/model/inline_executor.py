@@ -1,8 +1,13 @@
 """Computes steps in the caller's thread, at launch."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rtk.model.logprobs import OnHost, Told, entries, scores
 from rtk.model.runner import ModelRunner
 from rtk.model.sampler import Sampling, sample
 from rtk.schedule.batch import SampleInputs, StepPlan, StepResult, by_row
+from rtk.schedule.messages import TokenLogprobs
 
 
 class InlineExecutor:
@@ -38,7 +43,9 @@ class InlineStep:
         self._sampling: Sampling | None = None
         self._failure: Exception | None = None
         try:
-            self._logits = runner.logits(plan)
+            self._logits, head = runner.compute(plan)
+            width = self._logits.shape[1]
+            self._scores = [OnHost(*scores(head, scored, width, vocab_size)) for scored in plan.scored if head]
         except Exception as error:  # noqa: BLE001 - handed on by `result`, where the caller expects it
             self._failure = error
 
@@ -56,4 +63,10 @@ class InlineStep:
         """The step's tokens. Raises what the model or the backend raised."""
         if self._failure is not None:
             raise self._failure
-        return StepResult(tokens=()) if self._sampling is None else by_row(self._sampling.result(), self._plan.rows)
+        result = StepResult(tokens=()) if self._sampling is None else by_row(self._sampling.result(), self._plan.rows)
+        return replace(result, scores=tuple(self._told())) if self._scores else result
+
+    def _told(self) -> Iterator[tuple[TokenLogprobs, ...]]:
+        for scored, found in zip(self._plan.scored, self._scores, strict=True):
+            following = scored.following.tolist()
+            yield tuple(entries(following, Told(*found.get()), [scored.top] * len(following)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rtk.cache.pool import KVPool
 from rtk.errors import ModelError
-from rtk.model.bridge import flat_logits
+from rtk.model.bridge import Head, flat_logits, flat_logits_and_head
 from rtk.model.loader import LoadedModel
 from rtk.model.threads import one_thread
 from rtk.plugin import AttentionBackend, BatchView, LayerCall, Workspace
@@ -24,6 +24,15 @@ class RunnerStats:
     forwards: int = 0
     query_rows: int = 0
     """Queries that attention computed, counted where it happens, in one layer."""
+
+
+class Computed(NamedTuple):
+    """What a step computed, on the device."""
+
+    logits: torch.Tensor
+    """Float32 [sum of the rows' samples, vocab], row by row."""
+    head: Head | None
+    """Makes logits of its other tokens, where the plan scores some."""
 
 
 class ModelRunner:
@@ -49,8 +58,8 @@ class ModelRunner:
         self._sampled_last = torch.zeros(rows, dtype=torch.int64, device=loaded.device)
         self._verified = False
 
-    def logits(self, plan: StepPlan) -> torch.Tensor:
-        """Compute a step: float32 logits [sum of the rows' samples, vocab], row by row. K/V is in the pool afterwards.
+    def compute(self, plan: StepPlan) -> Computed:
+        """Compute a step. K/V is in the pool afterwards.
 
         One forward of T tokens, and O(sum of kv_lens) for attention. Raises what model and backend raise.
         """
@@ -58,12 +67,13 @@ class ModelRunner:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = self._tensor(write.slots)
         step = _Step(self._backend, self._pool, self._view(plan), self._workspace)
         positions, keep = (self._tensor(a) for a in (_positions(plan), _sampling(plan)))
-        logits = flat_logits(self._loaded.model, step, self._tokens(plan), positions, keep)
+        given = self._loaded.model, step, self._tokens(plan), positions, keep
+        logits, head = flat_logits_and_head(*given) if plan.scored else (flat_logits(*given), None)
         if not self._verified:
             self._verify(step)
         self.stats.forwards += 1
         self.stats.query_rows += step.query_rows
-        return logits
+        return Computed(logits, head)
 
     def remember(self, plan: StepPlan, ids: torch.Tensor) -> None:
         """Keep what a step sampled, [sum of the rows' samples] on the device, for steps that name `SAMPLED_LAST`."""

@@ -51,6 +51,8 @@ class Health:
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
+        self.plugins: list[str] = []
+        """Those that are known to be there, as faults name them."""
         self.instead: dict[str, str] = {}
         """What the host used at the latest fault of each."""
         self.watchdog = Watchdog()
@@ -96,6 +98,7 @@ class GuardedEviction:
         self._name = name
         self._health = health
         self._watchdog = health.watchdog
+        health.plugins.append(f"eviction plugin {name!r}")
         self._kinds: tuple[bool, ...] | None = None
         self._plain: set[tuple[type, ...]] = set()  # types of keys that need no second look
         self.facts = FACTS
@@ -207,6 +210,7 @@ class GuardedSchedule:
         self._policy = policy
         self._name = f"schedule plugin {name!r}"
         self._health = health
+        health.plugins.append(self._name)
         self._given_up = False
         self._ranks = type(policy).rank is not SchedulePolicy.rank
         self._retract_kinds: tuple[bool, ...] | None = None

@@ -49,6 +49,8 @@ class RequestReport(NamedTuple):
     priority: int
     reason: str
     """`stop`, `length`, `abort` or `error`."""
+    code: str = ""
+    """Of an error, what clients get as its code: `deadline_exceeded`, `queue_timeout`, `generation_failed`, …"""
 
 
 class Observer(ABC):

@@ -275,7 +275,7 @@ def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Cont
 
 def _admit(request: Request, accounts: _Accounts, cache: PrefixCache) -> Admission | None:
     """Deduct one candidate from the accounts, or leave them as they are and note which one refused it."""
-    match, before = cache.peek(request.key, limit=request.fill_len - 1), accounts.balances()
+    match, before = cache.peek(request.key, limit=request.hit_limit), accounts.balances()
     uncached, answer = request.fill_len - match.length, reserve(request)
     cost, locked = charge(uncached, answer, accounts.page), cache.lock_cost(match, accounts.ledger)
     piece, reason = accounts.piece(match.length, uncached)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rtk.cache.pools import Pools
+from rtk.observe.logs import about
 from rtk.plugin.schedule import ScheduleContext
 from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, balance, commit, plan_admission
 from rtk.schedule.budget import Limits
@@ -160,7 +161,9 @@ class Batches:
         for admission in plan.admitted:
             self._queue.remove(admission.request)
             running.requests.append(admission.request)
-            self._counters["cached_tokens"] += 0 if admission.request.retractions else admission.request.cached_len
+            if not (request := admission.request).retractions:
+                self._counters["cached_tokens"] += request.cached_len
+                self._counters["uncached_tokens"] += request.prompt_len - request.cached_len
         batch = plan.batch
         running.chunked = next((r for r in batch if r.planned_len < r.fill_len), None) if batch else running.chunked
         return batch
@@ -255,7 +258,9 @@ class Batches:
     def _retract(self, victims: Iterable[Request], why: RetractedFor, for_rids: list[str]) -> None:
         """Back to the front of the queue. What they computed stays cached; nothing of them is in flight."""
         for request in victims:
-            log.info("request %s is retracted (%s) for %s", request.rid, why, ", ".join(for_rids))
+            log.info(
+                "request %s is retracted (%s) for %s", request.rid, why, ", ".join(for_rids), extra=about(request.rid)
+            )
             self._ledger.retracted(request, why, for_rids, self._step, self._clock())
             self._running.leave(request)
             request.step_back()

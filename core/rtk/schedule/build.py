@@ -14,13 +14,14 @@ from rtk.plugin.eviction import EvictionPolicy
 from rtk.plugin.guard import GuardedEviction, GuardedSchedule, Health
 from rtk.plugin.info import NEED_CACHE
 from rtk.plugin.schedule import SchedulePolicy
+from rtk.schedule.arrivals import MatchStop
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compiling import Grammars
 from rtk.schedule.executor import Executor
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.reports import Reports
-from rtk.schedule.scheduler import MatchStop, Scheduler
+from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
 
 

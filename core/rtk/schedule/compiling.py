@@ -5,6 +5,7 @@ from typing import Protocol
 
 from rtk.errors import RequestError
 from rtk.grammar.constraint import Constraint
+from rtk.observe.histogram import Distribution
 from rtk.plugin.grammar import Matcher
 from rtk.schedule.messages import GrammarOrder
 from rtk.schedule.request import Request, Status
@@ -27,6 +28,9 @@ class Grammars(Protocol):
 
     def stats(self) -> dict[str, int | float]:
         """Counters and gauges."""
+
+    def histograms(self) -> dict[str, Distribution]:
+        """How long it took."""
 
     def close(self) -> None:
         """End what is under way."""
@@ -78,6 +82,10 @@ class Compiling:
     def stats(self) -> dict[str, int | float]:
         """Counters and gauges."""
         return {"compiling": len(self._requests), **(self._grammars.stats() if self._grammars else {})}
+
+    def histograms(self) -> dict[str, Distribution]:
+        """How long compiling took."""
+        return self._grammars.histograms() if self._grammars else {}
 
     def close(self) -> None:
         """End what is under way."""

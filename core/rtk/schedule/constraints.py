@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtk.grammar.constraint import Constraint, ask
+from rtk.observe.logs import quotes
 from rtk.plugin.foreign import contained
 from rtk.plugin.guard import Health, problem_of
 from rtk.schedule.batch import Mask
@@ -45,13 +46,6 @@ class Constraints:
         self._health = health
         self._counters = counters
         self._bits: NDArray[np.int32] | None = None
-
-    def wait(self, flight: Flight) -> bool:
-        """Whether the sampling of a step needs tokens that the step before it samples. O(rows)."""
-        return any(
-            row.samples and request.constraint is not None and request.sampled > len(request.output) + row.samples
-            for request, row in zip(flight.batch, flight.plan.rows, strict=True)
-        )
 
     def accept(self, constraint: Constraint, token: int) -> Finish | None:
         """Take a sampled token in; answers how the request ends where its backend fails on that."""
@@ -115,7 +109,10 @@ class Constraints:
         except BaseException as error:
             if not contained(error):
                 raise
-            return None, problem_of(what, self._health.said(error))
+            said = self._health.said(error)
+            if said is not None and not quotes():  # it may quote the grammar, or the answer
+                said = type(error).__name__
+            return None, problem_of(what, said)
 
     def mask(self, flight: Flight) -> Mask | None:
         """The masks of a step, which are up to date; none for who has ended. A copy: it is read later."""

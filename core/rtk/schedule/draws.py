@@ -2,6 +2,7 @@
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_ANSWERS = 0xD1342543DE82EF95
 
 
 def uniform(seed: int, position: int) -> float:
@@ -11,6 +12,11 @@ def uniform(seed: int, position: int) -> float:
     """
     z = (_mix(seed & _MASK) + (position + 1) * _GOLDEN) & _MASK
     return (_mix(z) >> 11) * 2.0**-53
+
+
+def answer_seed(seed: int, answer: int) -> int:
+    """The seed of one of several answers to a prompt: the first, number 0, has the request's own."""
+    return seed if not answer else _mix(_mix(seed & _MASK) ^ (answer * _ANSWERS & _MASK)) >> 1
 
 
 def _mix(z: int) -> int:

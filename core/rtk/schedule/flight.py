@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field, replace
 
 from rtk.cache.slots import Slots
-from rtk.schedule.batch import Mask, SampleInputs, StepPlan, StepResult
+from rtk.schedule.batch import Mask, Penalties, SampleInputs, StepPlan, StepResult
 from rtk.schedule.compose import sample_inputs
 from rtk.schedule.executor import Executor, InFlight
 from rtk.schedule.request import Request
@@ -27,6 +27,8 @@ class Flight:
     """Whether it computes answers that have a grammar."""
     guesses: bool
     """Whether it computes tokens that were guessed: how far its requests get is known when it is taken in."""
+    penalised: bool = False
+    """Whether it computes answers that penalties apply to."""
     inputs: SampleInputs | None = None
     """How its rows are sampled; None: none samples, or it was said."""
     garbage: list[Slots] = field(default_factory=list)
@@ -36,13 +38,24 @@ class Flight:
         """The requests of the rows that sample. O(rows)."""
         return [request for request, row in zip(self.batch, self.plan.rows, strict=True) if row.samples]
 
-    def sample(self, mask: Mask | None) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether its sampling needs tokens that the step before it samples. O(rows), where any of them may."""
+        return (self.constrained or self.penalised) and any(
+            row.samples
+            and (request.constraint is not None or request.counts is not None)
+            and request.sampled > len(request.output) + row.samples
+            for request, row in zip(self.batch, self.plan.rows, strict=True)
+        )
+
+    def sample(self, mask: Mask | None, penalties: Penalties | None) -> None:
         """Start the sampling of its rows."""
         inputs, self.inputs = self.inputs, None
         if inputs is None or self.computation is None:
             return
         try:
-            self.computation.sample(inputs if mask is None else replace(inputs, mask=mask))
+            more = mask is not None or penalties is not None
+            self.computation.sample(replace(inputs, mask=mask, penalties=penalties) if more else inputs)
         except Exception:
             self.computation = None
             log.exception("step %d could not be sampled; its %d requests end with an error", *self._size())
@@ -72,7 +85,8 @@ def launch(executor: Executor, plan: StepPlan, batch: list[Request]) -> Flight:
         log.exception("step %d could not be launched; its %d requests end with an error", plan.step, len(batch))
     constrained = any(r.constraint is not None for r in batch)
     guesses = constrained and any(row.samples > 1 for row in plan.rows)
-    flight = Flight(plan, batch, prefills, computation, constrained, guesses)
+    penalised = any(r.counts is not None for r in batch)
+    flight = Flight(plan, batch, prefills, computation, constrained, guesses, penalised)
     if samples := [(r, r.sampled + i) for r, row in zip(batch, plan.rows, strict=True) for i in range(row.samples)]:
         flight.inputs = sample_inputs(samples)
     for request, row in zip(batch, plan.rows, strict=True):

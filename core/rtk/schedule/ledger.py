@@ -1,6 +1,6 @@
 """The ledger of scheduling: why each request waited, what it was given, and what its time went into.
 
-The scheduler reports: `arrived`, and `compiled` of those that had to wait for a grammar; each planning round
+The scheduler reports: `arrived`, and `moved_on` of those that had to wait outside of the queue; each planning round
 (`planned`); each step when it is launched and when it is done (`launched`, `retired`, in the order of the steps);
 `retracted`; `ended`. A round costs O(attempts + arrivals since the last one), a step O(prompts it computes), however
 many wait or decode.
@@ -42,6 +42,10 @@ NAMED = 4
 """Requests that one retraction names."""
 
 
+_OUTSIDE: dict[Status, Cause] = {Status.COMPILING: "compile", Status.FOLLOWING: "leader"}
+"""What requests wait for that are not in the queue yet."""
+
+
 class Prefill(NamedTuple):
     """A request's part of a prefill: positions `start .. stop - 1`."""
 
@@ -60,6 +64,10 @@ class _Flight(NamedTuple):
     """Steps launched before it that only decode."""
 
 
+_Named = tuple[str, str]
+"""A tenant, and what it calls a request."""
+
+
 class Ledger:
     """See the module. Belongs to the scheduler's thread."""
 
@@ -67,8 +75,8 @@ class Ledger:
         self._rounds: deque[Round] = deque(maxlen=RECENT)
         self._keep = finished
         self._live: dict[str, Entry] = {}
-        self._finished: dict[str, tuple[str, bytes]] = {}  # name, and the timeline; oldest first
-        self._names: dict[str, str] = {}  # the newest request of each
+        self._finished: dict[str, tuple[_Named, bytes]] = {}  # the timelines, oldest first
+        self._names: dict[_Named, str] = {}  # the newest request of each
         self._fresh: dict[str, Entry] = {}  # no round has found these waiting yet
         self._held: dict[str, Entry] = {}  # these the policy kept out of the last round
         self._flights: dict[int, _Flight] = {}
@@ -80,24 +88,26 @@ class Ledger:
     # --- what the scheduler reports -----------------------------------------------------------------------------
 
     def arrived(self, request: Request, name: str, now: float) -> None:
-        """A request was accepted, which its client calls `name`: into the queue, or to be compiled first. O(1)."""
+        """A request was accepted, which its client calls `name`: into the queue, or to wait outside first. O(1)."""
         self._arrivals += 1
         rid, name = request.rid, name or request.rid
         entry = Entry(request, name, self._arrivals, now, self._waiting, self._starts.count, now)
         self._live[rid] = entry
-        entry.compiles = request.status is Status.COMPILING
-        if not entry.compiles:
+        entry.outside = _OUTSIDE.get(request.status)
+        if not entry.outside:
             self._fresh[rid] = entry
         self._finished.pop(rid, None)
-        self._names[name] = rid
+        self._names[request.tenant, name] = rid
         self._waiting += 1
 
-    def compiled(self, request: Request, now: float) -> None:
-        """The grammar of a request is there: it is in the queue now. O(1)."""
+    def moved_on(self, request: Request, now: float) -> None:
+        """What a request waited for outside of the queue is there: it waits in it now, or for its leader. O(1)."""
         entry = self._live[request.rid]
-        entry.waits["compile"] += now - entry.since
-        entry.compiles, entry.since, entry.starts = False, now, self._starts.count
-        self._fresh[request.rid] = entry
+        if entry.outside:
+            entry.waits[entry.outside] += now - entry.since
+        entry.outside, entry.since, entry.starts = _OUTSIDE.get(request.status), now, self._starts.count
+        if not entry.outside:
+            self._fresh[request.rid] = entry
 
     def planned(
         self,
@@ -184,18 +194,18 @@ class Ledger:
             self._leave_queue(entry)
         self._joined.pop(request.rid, None)
         del self._live[request.rid]
-        self._finished[request.rid] = entry.name, msgspec.msgpack.encode(timeline)
+        self._finished[request.rid] = (request.tenant, entry.name), msgspec.msgpack.encode(timeline)
         if len(self._finished) > self._keep:
             oldest = next(iter(self._finished))
-            name, _ = self._finished.pop(oldest)
-            if self._names.get(name) == oldest:
-                del self._names[name]
+            named, _ = self._finished.pop(oldest)
+            if self._names.get(named) == oldest:
+                del self._names[named]
 
     # --- what is asked of it ------------------------------------------------------------------------------------
 
     def explain(self, question: ExplainRequest, now: float) -> RequestExplained | Refused:
         """What became of the newest request of a name."""
-        timeline = self.timeline(question.name, now)
+        timeline = self.timeline(question.name, now, question.tenant)
         if timeline is not None:
             return RequestExplained(id=question.id, timeline=timeline)
         problem = (
@@ -204,9 +214,9 @@ class Ledger:
         )
         return Refused(id=question.id, problem=problem, code="unknown_request", field="rid", status=404)
 
-    def timeline(self, name: str, now: float) -> Timeline | None:
+    def timeline(self, name: str, now: float, tenant: str = "") -> Timeline | None:
         """What became of the newest request that its client calls `name`; None where it is not known, or no more."""
-        rid = self._names.get(name, "")
+        rid = self._names.get((tenant, name), "")
         if rid in self._live:
             return self._as_of(self._live[rid], now).timeline(now, None)
         if rid in self._finished:
@@ -270,7 +280,7 @@ class Ledger:
         """Its time in the queue, by cause."""
         waits = dict(entry.waits)
         if entry.seen is None:
-            waits["compile" if entry.compiles else "step"] += now - entry.since
+            waits[entry.outside or "step"] += now - entry.since
             return waits
         for cause, seconds in self._queue.since(entry.seen).items():
             waits[cause] += seconds
@@ -279,13 +289,13 @@ class Ledger:
 
     def _behind_of(self, entry: Entry, now: float) -> Behind | None:
         """Whom it stood behind longest, over all its waits."""
-        found = None if entry.compiles else self._queue.behind(entry.since, now, entry.request.rid)
+        found = None if entry.outside else self._queue.behind(entry.since, now, entry.request.rid)
         if found is None or (entry.behind is not None and entry.behind.seconds >= found.seconds):
             return entry.behind
         return Behind(self.name(found.rid), found.cause, found.seconds)
 
     def _overtaken_of(self, entry: Entry) -> Overtaken:
-        starts = self._starts.count if entry.compiles else entry.starts  # nobody is before it in the queue
+        starts = self._starts.count if entry.outside else entry.starts  # nobody is before it in the queue
         return entry.overtaken or self._starts.overtaking(entry.number, starts)
 
     def _notes_of(self, entry: Entry) -> tuple[str, ...]:
@@ -296,7 +306,7 @@ class Ledger:
         """What the client calls a request; the scheduler's id where that is forgotten."""
         if rid in self._live:
             return self._live[rid].name
-        return self._finished[rid][0] if rid in self._finished else rid
+        return self._finished[rid][0][1] if rid in self._finished else rid
 
     # --- tokens -------------------------------------------------------------------------------------------------
 

@@ -110,8 +110,8 @@ class Entry:
     since: float
     """It waits since then, if it does."""
 
-    compiles: bool = False
-    """It waits for its grammar, and not in the queue yet."""
+    outside: Cause | None = None
+    """What it waits for before it is in the queue; None: it is, or was."""
     waiting: bool = True
     seen: dict[Cause, float] | None = None
     """The queue's clock when a round first found it waiting; None: none has, or it does not wait."""

@@ -4,12 +4,14 @@ The scheduler answers every `NewRequest` with exactly one `Verdict`, and every a
 exactly one, the last, carries a `Finish`.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
 from rtk.cache.explain import Explanation, Search
 from rtk.cache.key import DEFAULT_NAMESPACE, Namespace
+from rtk.observe.histogram import Distribution
 from rtk.plugin.grammar import WHITESPACE
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.timeline import Timeline
@@ -96,6 +98,8 @@ class ExplainRequest(Question, frozen=True, tag=True):
 
     name: str
     """The client's id; of several, the newest request."""
+    tenant: str = ""
+    """Whose it is: tenants choose ids without knowing each other's."""
 
 
 class Pin(Question, frozen=True, tag=True):
@@ -192,9 +196,13 @@ class Flushed(Answer, frozen=True, tag=True):
 
 
 class Stats(Answer, frozen=True, tag=True):
-    """The answer to `GetStats`: counters and gauges by name."""
+    """The answer to `GetStats`."""
 
     values: dict[str, int | float]
+    """Counters and gauges by name."""
+    counts: Mapping[str, Mapping[str, int | float]] = {}
+    """Counters by name, and then by what tells them apart."""
+    histograms: dict[str, Distribution] = {}
 
 
 class PinState(msgspec.Struct, frozen=True, kw_only=True):

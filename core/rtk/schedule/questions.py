@@ -32,8 +32,8 @@ class Books(Protocol):
     def held(self) -> int:
         """Slots that running requests hold outside the tree."""
 
-    def stats(self) -> dict[str, int | float]:
-        """Counters and gauges."""
+    def measured(self, id: int) -> Stats:
+        """All that is counted and measured, as the answer to a question."""
 
     def explain_request(self, question: ExplainRequest) -> RequestExplained | Refused:
         """What became of a request."""
@@ -49,7 +49,7 @@ def answer(question: Question, books: Books, desk: CacheDesk) -> Outbound | None
             case Flush():
                 return desk.flush(question.id, books.accepted)
             case GetStats():
-                return Stats(id=question.id, values=books.stats())
+                return books.measured(question.id)
             case GetCache():
                 return desk.report(question.id, books.held())
             case Explain():

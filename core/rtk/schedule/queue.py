@@ -158,7 +158,7 @@ class WaitingQueue:
             key=self._keys.add(request.routing_key) if self._keys else 0,
         )
         if self._matches:
-            self._matches.add(place, request.key, request.fill_len - 1)
+            self._matches.add(place, request.key, request.hit_limit)
         if self._shared:
             self._shared.add(place, request.key)
 

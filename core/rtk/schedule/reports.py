@@ -53,4 +53,5 @@ def request_report(request: Request, name: str, finish: Finish, now: float) -> R
         retractions=request.retractions,
         priority=request.priority,
         reason=finish.reason,
+        code=finish.code if finish.reason == "error" else "",
     )

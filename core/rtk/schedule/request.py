@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from rtk.cache.key import Key, pack
 from rtk.cache.lease import Lease
 from rtk.grammar.constraint import Constraint
-from rtk.schedule.messages import Finish, GrammarOrder, Pin
+from rtk.schedule.messages import Finish, GrammarOrder, Pin, TokenLogprobs
 from rtk.schedule.params import SamplingParams
+from rtk.schedule.scoring import PromptScores
+from rtk.schedule.token_counts import TokenCounts
 
 
 class Status(enum.Enum):
     """Where a request is. It holds a row, a lease and slots while `RUNNING`, and nothing otherwise."""
 
     COMPILING = enum.auto()
-    """Its grammar is; afterwards it waits."""
+    """Its grammar is; afterwards it follows or waits."""
+    FOLLOWING = enum.auto()
+    """Its leader computes the prompt of both; afterwards it waits."""
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -59,6 +63,12 @@ class Request:
     """What its answer must look like."""
     constraint: Constraint | None = None
     """Where the answer stands in that, kept through retractions. Set before it first waits, if it has a grammar."""
+    leader: str | None = None
+    """The request whose prompt is the same, and which computes it for both."""
+    counts: TokenCounts | None = None
+    """What its text holds, if there are penalties on that."""
+    scores: PromptScores | None = None
+    """Log-probabilities of its prompt, if they are asked for."""
 
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
@@ -69,8 +79,16 @@ class Request:
     retractions: int = 0
     """How often it had to make room for others."""
 
+    # Written by the meters.
+    started_s: float | None = None
+    """When the first step began that computes something of it."""
     first_token_s: float | None = None
-    """When its first token was taken in."""
+    """When its first token was there."""
+    last_token_s: float | None = None
+    """When its latest token was there."""
+
+    wants_more: bool = field(init=False)
+    """Whether it asks for what most do without: `min_p`, a bias, log-probabilities."""
 
     # Written when admission is committed, and by the steps that follow.
     row: int = 0
@@ -92,11 +110,24 @@ class Request:
 
     def __post_init__(self) -> None:
         self.fill_len = self.prompt_len
+        params = self.params
+        self.wants_more = bool(params.min_p or params.logit_bias or params.logprobs is not None)
 
     @property
     def has_started(self) -> bool:
         """Whether it runs, or has run."""
-        return self.status not in (Status.COMPILING, Status.WAITING) or self.retractions > 0
+        return self.status in (Status.RUNNING, Status.FINISHED) or self.retractions > 0
+
+    @property
+    def prompt_is_computed(self) -> bool:
+        """Whether all of its prompt has been computed, be it before a retraction."""
+        return bool(self.output) or self.computed_len >= self.prompt_len
+
+    @property
+    def hit_limit(self) -> int:
+        """Tokens that it may take from the cache: not the last one, and none behind which one is to be scored."""
+        first = None if self.scores is None else self.scores.first_position
+        return self.fill_len - 1 if first is None else min(first, self.fill_len - 1)
 
     @property
     def length(self) -> int:
@@ -121,7 +152,13 @@ class Request:
     def append(self, token: int) -> None:
         """Take one sampled token in."""
         self.output.append(token)
+        if self.counts is not None:
+            self.counts.add(token)
         self.tokens += pack([token])
+
+    def take_scores(self) -> tuple[TokenLogprobs, ...]:
+        """The log-probabilities of its prompt, for its first output."""
+        return () if self.scores is None else self.scores.take()
 
     def step_back(self) -> None:
         """Wait once more, with the output as part of what has to be computed. Called with nothing held or in flight."""

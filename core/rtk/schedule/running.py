@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from rtk.cache.lease import Lease
 from rtk.cache.pools import Pools
 from rtk.cache.slots import Slots
+from rtk.observe.logs import about
 from rtk.schedule.admission import detach, extend, give_back, next_slots
 from rtk.schedule.batch import TableWrite
 from rtk.schedule.budget import ceil_page
@@ -49,7 +50,9 @@ class Running:
                 pools.table.write(request.row, request.capacity, pools.allocator.alloc(1))
                 request.capacity += self._page
             except Exception:
-                log.exception("request %s ends: a slot that was counted on is not there", request.rid)
+                log.exception(
+                    "request %s ends: a slot that was counted on is not there", request.rid, extra=about(request.rid)
+                )
                 failed.append(request)
         for request in rows:
             request.planned_len = request.launched_len + 1
@@ -111,7 +114,7 @@ class Running:
             finally:
                 give_back(request, self._pools)
         except Exception:
-            log.exception("the books of request %s are wrong", request.rid)
+            log.exception("the books of request %s are wrong", request.rid, extra=about(request.rid))
             self.wrong_books += 1
         return None
 

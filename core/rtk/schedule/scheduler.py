@@ -4,24 +4,24 @@ Not thread-safe: it belongs to one thread, which feeds it messages and calls `st
 """
 
 import logging
-import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from rtk.cache.key import Key
 from rtk.cache.pools import Pools
 from rtk.errors import RequestError
 from rtk.plugin.guard import Health
-from rtk.schedule.batch import Row, StepResult
+from rtk.schedule.arrivals import Arrivals, MatchStop
 from rtk.schedule.batches import Batches
-from rtk.schedule.budget import Limits, resolve_max_new_tokens
+from rtk.schedule.budget import Limits
 from rtk.schedule.cache_desk import CacheDesk
 from rtk.schedule.compiling import Compiling, Grammars
-from rtk.schedule.compose import compose
+from rtk.schedule.compose import compose, penalties
 from rtk.schedule.constraints import Constraints
+from rtk.schedule.counters import COUNTERS
 from rtk.schedule.executor import Executor
 from rtk.schedule.flight import Flight, launch
+from rtk.schedule.followers import Followers
 from rtk.schedule.ledger import Ledger, Prefill
 from rtk.schedule.messages import (
     Abort,
@@ -36,52 +36,21 @@ from rtk.schedule.messages import (
     Question,
     Refused,
     RequestExplained,
+    Stats,
+    TokenLogprobs,
     Verdict,
 )
-from rtk.schedule.params import SamplingParams
+from rtk.schedule.meters import Meters
 from rtk.schedule.questions import answer
 from rtk.schedule.queue import WaitingQueue
 from rtk.schedule.reports import Reports, request_report, step_report
 from rtk.schedule.request import Request, Status
+from rtk.schedule.results import Results
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
 from rtk.schedule.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
-
-MatchStop = Callable[[SamplingParams, bytes], Callable[[int], str | None]]
-"""From a request's parameters and packed prompt, the checker that is fed its output tokens."""
-
-COUNTERS = (
-    "requests_accepted",
-    "requests_refused",
-    "queue_full",
-    "queue_timeouts",
-    "deadlines_exceeded",
-    "finished_stop",
-    "finished_length",
-    "finished_abort",
-    "finished_error",
-    "steps",
-    "steps_failed",
-    "mixed_steps",
-    "middle_chunks",
-    "wasted_rows",
-    "retractions",
-    "prefill_tokens",
-    "decode_tokens",
-    "cached_tokens",
-    "generated_tokens",
-    "sampling_errors",
-    "grammar_dead_ends",
-    "grammar_faults",
-    "grammar_slow",
-    "jump_forward_steps",
-    "jump_forward_tokens",
-    "commit_failures",
-    "invariant_violations",
-)
-"""Every counter of `Scheduler.stats`, there from the start with 0."""
 
 
 class Scheduler:
@@ -111,8 +80,7 @@ class Scheduler:
         self._executor = executor
         self._limits = limits
         self._settings = settings
-        self._end_tokens = end_tokens
-        self._match_stop = match_stop
+        self._arrivals = Arrivals(limits, end_tokens, match_stop, clock)
         self.health = health
         """What became of the plugins."""
         self._clock = clock
@@ -121,8 +89,10 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._time = TimeLimits(self._requests, settings.max_wait_s)
         self._compiling = Compiling(grammars)
+        self._followers = Followers()
         self._running = Running(pools)
         self._ledger = Ledger()
+        self.meters = Meters(clock)
         self.counters: Counter[str] = Counter()
         self._constraints = Constraints(limits.max_running, health, self.counters, jump_forward=settings.jump_forward)
         self._batches = Batches(
@@ -137,9 +107,18 @@ class Scheduler:
             clock=clock,
             rng=random.Random(rng.getrandbits(64)),  # its own: what a policy draws moves no request's seed
         )
+        self._results = Results(
+            running=self._running,
+            queue=queue,
+            ledger=self._ledger,
+            meters=self.meters,
+            constraints=self._constraints,
+            counters=self.counters,
+            clock=clock,
+        )
         self._outbox: list[Outbound] = []
-        self._arrivals = 0
         self._left_waiting = 0  # by the last step
+        self._refused: tuple[str, RequestError] | None = None  # the last one, whose further answers may be on their way
         self._steps = 0
         self.stalled = False
         """Whether the last step computed nothing although requests wait: the schedule policy holds them."""
@@ -173,6 +152,7 @@ class Scheduler:
 
     def receive(self, messages: Iterable[Inbound]) -> list[Outbound]:
         """Take messages in, in order; returns the answers that need no step."""
+        before = self.meters.enter("messages")
         self._catch_up()
         for message in messages:
             match message:
@@ -185,6 +165,7 @@ class Scheduler:
                         self.settle()  # the last step of those who are gone
                     if (said := answer(message, self, self._desk)) is not None:
                         self._outbox.append(said)
+        self.meters.enter(before)
         return self._drain()
 
     def _accept(self, new: NewRequest) -> Verdict:
@@ -192,6 +173,8 @@ class Scheduler:
             self.enqueue(new)
         except RequestError as error:
             self.counters["requests_refused"] += 1
+            self.meters.refused(error.code)
+            self._refused = new.leader or new.rid, error.with_traceback(None)  # which would hold the prompt
             return Verdict(
                 rid=new.rid,
                 accepted=False,
@@ -205,9 +188,14 @@ class Scheduler:
 
     def enqueue(self, new: NewRequest, pin: Pin | None = None) -> None:
         """Queue a request, with `pin` the one that computes its prefix; raises `RequestError` for one it refuses."""
-        request = self._request(new, pin)
+        if new.rid in self._requests:
+            raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
+        if self._refused is not None and new.leader == self._refused[0]:
+            raise self._refused[1]
+        prefilled, pinned = self.counters["prefill_tokens"], self._desk.spoken_for
+        request = self._arrivals.request(new, pin, self._rng, prefilled=prefilled, pinned=pinned)
         if pin is None:
-            self._check_queue()
+            self._check_queue(new)
             if new.grammar is not None:
                 self._compiling.submit(request, new.grammar)
             self._time.watch(request, new.deadline_s)
@@ -215,69 +203,64 @@ class Scheduler:
             self._desk.order(pin, self._requests.values())
         self._requests[request.rid] = request
         if request.status is Status.WAITING:
-            self._queue.add(request)
+            self._line_up(request)
         self._ledger.arrived(request, new.name, request.arrival_s)
 
-    def _check_queue(self) -> None:
-        """Refuse a request where as many wait as may. Where the last step left nobody, free rows are no wait."""
-        if self._settings.max_queue is None:
+    def _line_up(self, request: Request) -> None:
+        """Into the queue, unless it has a leader whose prompt it would find in the cache later."""
+        leader = None if request.leader is None else self._requests.get(request.leader)
+        if leader is None or leader.prompt_is_computed or not self._pools.cache.enabled:
+            self._queue.add(request)
+        else:
+            self._followers.add(request)
+
+    def _check_queue(self, new: NewRequest) -> None:
+        """Refuse a request where as many wait as may; of several answers to a prompt, the first asks for all."""
+        if self._settings.max_queue is None or (new.leader is not None and new.leader in self._requests):
             return
-        waiting = len(self._queue) + len(self._compiling)
-        self._left_waiting = min(self._left_waiting, len(self._queue))
-        room = 0 if self._left_waiting else self._pools.table.free_rows
-        if waiting - room >= self._settings.max_queue:
-            self.counters["queue_full"] += 1
+        answers, most = new.params.n, self._settings.max_queue + self._limits.max_running
+        if answers > most:
             raise RequestError(
-                f"the queue is full: {waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
+                f"n = {answers}: at most {most} answers can run and wait (schedule.max_running + schedule.max_queue)",
+                field="n",
+            )
+        if not self._queue_has_room(answers):
+            self.counters["queue_full"] += 1
+            full = "the queue is full" if answers == 1 else f"the queue has no room for {answers} answers"
+            raise RequestError(
+                f"{full}: {self._waiting} wait (schedule.max_queue = {self._settings.max_queue}); try again later",
                 code="queue_full",
                 status=503,
             )
 
-    def _request(self, new: NewRequest, pin: Pin | None) -> Request:
-        if new.rid in self._requests:
-            raise RequestError(f"request id {new.rid!r} is in use", field="rid", code="duplicate_rid", status=409)
-        params, prompt_len = new.params, len(new.tokens) // 4
-        if not prompt_len:
-            raise RequestError("the prompt is empty", field="prompt", code="empty_prompt")
-        self._arrivals += 1
-        arrival_s = self._clock() if new.arrival_s is None else new.arrival_s
-        return Request(
-            rid=new.rid,
-            id=self._arrivals,
-            prompt_len=prompt_len,
-            tokens=bytearray(new.tokens),
-            params=params,
-            key=Key(new.namespace, new.tokens),
-            priority=new.priority,
-            max_new_tokens=resolve_max_new_tokens(
-                prompt_len, params.max_new_tokens, self._limits, self._desk.spoken_for
-            ),
-            seed=self._rng.getrandbits(63) if params.seed is None else params.seed,
-            arrival_s=arrival_s,
-            prefilled_at_arrival=self.counters["prefill_tokens"],
-            stop_token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_tokens),
-            match_stop=self._match_stop(params, new.tokens) if params.stop else None,
-            pin=pin,
-            tenant=new.tenant,
-            routing_key=new.routing_key,
-            deadline_s=math.inf if new.deadline_s is None else arrival_s + new.deadline_s,
-        )
+    def _queue_has_room(self, answers: int) -> bool:
+        """Whether so many more may wait. Where the last step left nobody, free rows are no wait."""
+        if self._settings.max_queue is None:
+            return True
+        self._left_waiting = min(self._left_waiting, len(self._queue))
+        room = 0 if self._left_waiting else self._pools.table.free_rows
+        return self._waiting - room + answers <= self._settings.max_queue
+
+    @property
+    def _waiting(self) -> int:
+        """Requests that do not run yet, whatever they wait for."""
+        return len(self._queue) + len(self._compiling) + len(self._followers)
 
     def _abort(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            self._end(request, Finish(reason="abort"))
+            self.end(request, Finish(reason="abort"))
 
     def _catch_up(self) -> None:
         """Take in what has happened outside: grammars that were compiled, and time. O(1) where nothing has."""
         for request, error in self._compiling.done():
             if error is None:
-                self._queue.add(request)
-                self._ledger.compiled(request, self._clock())
+                self._line_up(request)
+                self._ledger.moved_on(request, self._clock())
             else:
                 problem, field = str(error), error.field
                 finish = Finish(reason="error", problem=problem, field=field, code=error.code, status=error.status)
-                self._end(request, finish)
+                self.end(request, finish)
         self._expire()
 
     def _expire(self) -> None:
@@ -285,7 +268,7 @@ class Scheduler:
         self._desk.expire()
         for request, finish in self._time.exceeded(self._clock()):
             self.counters["deadlines_exceeded" if finish.code == "deadline_exceeded" else "queue_timeouts"] += 1
-            self._end(request, finish)
+            self.end(request, finish)
 
     def abandon(self, why: str) -> list[Outbound]:
         """End every request with an error, because the engine goes away."""
@@ -307,8 +290,10 @@ class Scheduler:
 
         Returns what became known.
         """
+        self.meters.enter("schedule")
         self._catch_up()
         batch = self._batches.next(self._steps + 1, self)
+        self.meters.enter("launch")
         before, self._running.flight = self._running.flight, self._launch(batch) if batch else None
         self._left_waiting = len(self._queue)
         self.stalled = not batch and before is None and self._left_waiting > 0
@@ -319,6 +304,7 @@ class Scheduler:
         if not self._settings.overlap:
             self.settle()
         self._check_idle()
+        self.meters.enter("between")
         return self._drain()
 
     def _launch(self, batch: list[Request]) -> Flight:
@@ -331,8 +317,9 @@ class Scheduler:
             if row.start < request.fill_len
         ]
         self._ledger.launched(self._steps, prefills, len(batch) - len(prefills), self._clock())
+        self.meters.launched(self._steps, (prefill.request for prefill in prefills))
         flight = launch(self._executor, plan, batch)
-        if not flight.constrained or not self._constraints.wait(flight):
+        if not flight.waits:
             self._sample(flight)
         return flight
 
@@ -340,12 +327,15 @@ class Scheduler:
         """Start the sampling of a step, if it was not."""
         if flight.inputs is None:
             return
-        if not flight.constrained:
-            flight.sample(None)
-            return
-        for request, finish in self._constraints.renew(flight.sampling()):
-            self._end(request, finish)
-        flight.sample(self._constraints.mask(flight))
+        mask = None
+        if flight.constrained:
+            before = self.meters.enter("mask")
+            for request, finish in self._constraints.renew(flight.sampling()):
+                self.end(request, finish)
+            mask = self._constraints.mask(flight)
+            self.meters.enter(before)
+        plan = flight.plan
+        flight.sample(mask, penalties(flight.batch, plan.rows, plan.tokens) if flight.penalised else None)
 
     def settle(self) -> None:
         """Take in the step in flight, if there is one: what follows needs its results, or its slots."""
@@ -353,102 +343,37 @@ class Scheduler:
         if flight:
             self._take_in(flight)
 
-    # --- results ------------------------------------------------------------------------------------------------
-
     def _take_in(self, flight: Flight) -> None:
-        """Account for the step's rows, one by one: an error in one ends that request and no other."""
-        result = flight.result()
-        self._ledger.retired(flight.plan.step, self._clock())
-        self.counters["steps"] += 1
-        self.counters["steps_failed"] += result is None
-        self.counters["jump_forward_steps"] += flight.guesses
-        sampled, done = 0, []
-        for request, row in zip(flight.batch, flight.plan.rows, strict=True):
-            request.in_flight -= 1
-            if result is not None and (row.start < request.fill_len or request.status is Status.RUNNING):
-                prefill = row.q_len if row.start < request.fill_len else 0
-                done.append((request, prefill, row.q_len - prefill))
-            try:
-                self._land(request, row, result, sampled)
-            except Exception:
-                log.exception("request %s ends on a bug", request.rid)
-                self.fail(request, "the engine failed on this request")
-            sampled += bool(row.samples)
-        if flight.constrained:
-            for request, finish in self._constraints.renew(flight.batch):
-                self._end(request, finish)
-        self._running.free(flight.garbage)
-        self._queue.progressed(done)
+        before = self.meters.enter("wait")
+        computed = self._results.take_in(flight, self)
         if self._reports is not None:
             crowd = {"running": len(self._running.requests), "waiting": len(self._queue)}
-            self._reports.on_step(step_report(flight, result is None, self._clock(), self._pools, **crowd))
+            self._reports.on_step(step_report(flight, not computed, self._clock(), self._pools, **crowd))
+        self.meters.enter(before)
 
-    def _land(self, request: Request, row: Row, result: StepResult | None, sampled: int) -> None:
-        """One row of a step that was computed, or failed."""
-        prefill = row.start < request.fill_len
-        if result is not None:
-            self.counters["prefill_tokens" if prefill else "decode_tokens"] += row.q_len
-        if request.status is Status.FINISHED:  # while it was in flight
-            self.counters["wasted_rows"] += 1
-            failed = result is None or (request.finish is not None and request.finish.reason == "error")
-            self._running.landed(request, 0 if failed else row.start + row.q_len)
-        elif result is None:
-            self.fail(request, "the engine failed to compute this step")
-        elif row.samples and sampled in result.errors:
-            self.counters["sampling_errors"] += 1
-            self.fail(request, result.errors[sampled])
-        else:
-            guesses = max(0, row.samples - 1)
-            request.computed_len += row.q_len - guesses
-            if prefill:
-                self._running.cache_computed(request)
-            tokens = result.tokens[sampled] if row.samples else ()
-            if guesses:
-                tokens = self._constraints.borne_out(request, tokens)
-            self._advance(request, tokens)
-            if guesses:
-                request.forget_guesses()
+    # --- what becomes of requests -------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Take in what a row sampled: nothing in the middle of a prompt, or where nothing is to be generated."""
-        if not tokens:
-            if request.computed_len >= request.fill_len:
-                self._end(request, Finish(reason="length"))
-            else:
-                self.counters["middle_chunks"] += 1
-        if request.first_token_s is None:
-            request.first_token_s = self._clock()
-        for place, token in enumerate(tokens):
-            if place:  # the token before it was guessed, and computed along
-                request.computed_len += 1
-                self.counters["jump_forward_tokens"] += 1
-            if request.constraint is not None and (fault := self._constraints.accept(request.constraint, token)):
-                self._end(request, fault)
-                return
-            request.append(token)
-            self.counters["generated_tokens"] += 1
-            if (finish := self._finish(request, token)) is not None:
-                self._end(request, finish, tokens=(token,))
-                return
-            self._outbox.append(Output(rid=request.rid, tokens=(token,), cached_tokens=request.cached_len))
+    def say(self, output: Output) -> None:
+        """New tokens of a request that goes on."""
+        self._outbox.append(output)
 
-    def _finish(self, request: Request, token: int) -> Finish | None:
-        """The stop rules, after `token`: stop tokens, stop strings, length."""
-        enough = len(request.output) >= request.params.min_new_tokens
-        stop_string = request.match_stop(token) if request.match_stop else None
-        if enough and token in request.stop_token_ids:
-            return Finish(reason="stop", matched=token)
-        if stop_string is not None:
-            return Finish(reason="stop", matched=stop_string)
-        if len(request.output) >= request.max_new_tokens:
-            return Finish(reason="stop" if self._constraints.complete(request) else "length")
-        return None
+    def computed(self, request: Request) -> None:
+        """The prompt of a request is computed, or it is gone: who follows it waits in the queue from here on."""
+        for follower in self._followers.release(request.rid):
+            self._queue.add(follower)
+            self._ledger.moved_on(follower, self._clock())
 
     def fail(self, request: Request, problem: str, code: str = "generation_failed") -> None:
         """End a request with an error."""
-        self._end(request, Finish(reason="error", problem=problem, code=code))
+        self.end(request, Finish(reason="error", problem=problem, code=code))
 
-    def _end(self, request: Request, finish: Finish, tokens: tuple[int, ...] = ()) -> None:
+    def end(
+        self,
+        request: Request,
+        finish: Finish,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> None:
         """The one exit of a request: give back what it holds and say how it ended. A second call changes nothing.
 
         O(running), plus what caching its tokens costs.
@@ -458,20 +383,34 @@ class Scheduler:
         before, request.status = request.status, Status.FINISHED
         request.finish = finish
         del self._requests[request.rid]
+        if request.pin is None:
+            self.meters.ended(request, finish, ran=before is Status.RUNNING)
         lease = None
         if before is Status.COMPILING:
             self._compiling.remove(request)
+        elif before is Status.FOLLOWING:
+            self._followers.remove(request)
         elif before is Status.WAITING:
             self._queue.remove(request)
             self._batches.left()
         else:
             lease = self._running.leave(request, keep_lease=request.pin is not None and finish.reason == "length")
+        self.computed(request)
         now = self._clock()
         self._ledger.ended(request, finish, now)
         if request.pin is not None:
             self._outbox.append(self._desk.settle(request.pin, lease, finish.problem))
             return
-        self._outbox.append(Output(rid=request.rid, tokens=tokens, cached_tokens=request.cached_len, finish=finish))
+        self.say(
+            Output(
+                rid=request.rid,
+                tokens=tokens,
+                cached_tokens=request.cached_len,
+                logprobs=logprobs,
+                prompt_logprobs=request.take_scores(),
+                finish=finish,
+            )
+        )
         self.counters[f"finished_{finish.reason}"] += 1
         if self._reports is not None:
             self._reports.on_request(request_report(request, self._ledger.name(request.rid), finish, now))
@@ -497,6 +436,8 @@ class Scheduler:
             "pool": pools.allocator.capacity,
             "running": len(running.requests),
             "waiting": len(self._queue),
+            "following": len(self._followers),
+            "queue_is_full": int(not self._queue_has_room(1)),
             "free_rows": pools.table.free_rows,
             "pinned": self._desk.pinned,
             "new_token_ratio": self._batches.ratio.value,
@@ -508,6 +449,17 @@ class Scheduler:
         violations = self.counters["invariant_violations"] + running.wrong_books
         counters = {**dict.fromkeys(COUNTERS, 0), **self.counters, "invariant_violations": violations}
         return {**counters, **gauges, **self._compiling.stats(), **self._executor.stats()}
+
+    def measured(self, id: int) -> Stats:
+        """All that is counted and measured, as the answer to the question with this id."""
+        pools, meters = self._pools, self.meters
+        counts: dict[str, Mapping[str, int | float]] = {
+            **meters.counts(),
+            "evicted_tokens": dict(pools.cache.evicted_by),
+            "plugin_faults": {**dict.fromkeys(self.health.plugins, 0), **self.health.faults},
+        }
+        histograms = {**meters.histograms(), **self._compiling.histograms()}
+        return Stats(id=id, values=self.stats(), counts=counts, histograms=histograms)
 
     def _check_idle(self) -> None:
         """With nothing running, slots are free, evictable or pinned, and rows are free. Wrong books are counted."""
@@ -527,6 +479,6 @@ class Scheduler:
         pools.cache.check()
         states = (pools.allocator.free, pools.cache.evictable, pools.cache.protected, running.held())
         assert sum(states) == pools.allocator.capacity, f"free, evictable, protected, held = {states}"
-        listed = len(running.requests) + len(self._queue) + len(self._compiling)
+        listed = len(running.requests) + len(self._queue) + len(self._compiling) + len(self._followers)
         assert len(self._requests) == listed, "a request is in no list, or in two"
         running.check(self._limits.max_running)

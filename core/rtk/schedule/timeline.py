@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "decode", "hold", "compile"]
+Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "decode", "hold", "compile", "leader"]
 """Why a request waits, itself or the one that planning stopped at:
 
 - `step`: the step under way had to end first; nobody was refused
@@ -16,6 +16,7 @@ Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "dec
 - `alignment`: what is left of the step is less than a page; `cut`: another request's prompt is cut already
 - `decode`: the schedule policy wants the step for those who decode; `hold`: it holds the request back
 - `compile`: its grammar is being compiled, or waits for its turn; until then it is not in the queue
+- `leader`: the first of several answers to its prompt computes that; until then it is not in the queue either
 """
 
 

@@ -10,6 +10,7 @@ from rtk.plugin.registry import Registry
 from rtk.schedule.budget import ceil_page
 from rtk.serve.computing import choose_backend, chunk_tokens, context_length, overlaps
 from rtk.serve.runtime import build_grammar_backends, build_policies, start_observers
+from rtk.serve.tls import tls_context
 
 
 def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
@@ -19,13 +20,17 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
     weights. Raises `RtkError` where the start would fail before them.
     """
     config = loaded.config
+    tls = tls_context(config.serve.tls)
     build_policies(config)
     build_grammar_backends(config)
     start_observers(config).close()
     lines = [*_model(config, registry), *_plugins(config, registry)]
     serve = config.serve
     host = f"[{serve.host}]" if ":" in serve.host else serve.host
-    lines.append(f"address: http://{host}:{serve.port}" + (" (any free port)" if serve.port == 0 else ""))
+    lines.append(
+        f"address: {'http' if tls is None else 'https'}://{host}:{serve.port}"
+        + (" (any free port)" if serve.port == 0 else "")
+    )
     given = [(key.path, value, source) for key, value, source in loaded.rows() if source != DEFAULT]
     return [*lines, *(f"{path} = {as_text(value)}  # {source}" for path, value, source in given)]
 

@@ -5,37 +5,67 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 from typing import TYPE_CHECKING
 
 from rtk.config.load import LoadedConfig
-from rtk.config.models import ServeConfig
-from rtk.errors import ConfigError
+from rtk.config.models import ServeConfig, tenant_keys
+from rtk.errors import ConfigError, RtkError
+from rtk.observe.tracing import Tracing, start_tracing
+from rtk.observe.vitals import gc_watch
 from rtk.serve.collector import Collector
+from rtk.serve.processes.supervisor import Supervisor
 from rtk.serve.runtime import Fetching, Runtime, quietly, start
+from rtk.serve.tls import tls_context
 
 if TYPE_CHECKING:
+    from rtk.serve.http.endpoints import HttpSettings
     from rtk.serve.http.server import Server
 
 log = logging.getLogger(__name__)
 
 
 def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
-    """Serve until SIGINT or SIGTERM. Raises `RtkError` where the engine cannot start.
+    """Serve until SIGINT or SIGTERM. Raises `RtkError` where the engine cannot start, or is lost.
 
     The port is taken first: an occupied one is told before a model is loaded.
     """
     config = loaded.config
+    tls, tracing = tls_context(config.serve.tls), start_tracing(config.observe.traces)
     with _listen(config.serve) as listener:
-        collector = Collector()
-        runtime = start(config, fetching, collector.after_step)
-        collector.freeze()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
-        try:
-            _server(runtime, listener).run(sockets=[listener])
-        finally:
-            runtime.close()
-            collector.thaw()
+        if config.serve.in_process:
+            collector = Collector()
+            _serve(start(config, fetching, collector.after_step), listener, collector, tracing, tls)
+            return
+        supervisor = Supervisor(config, fetching)
+        _serve(supervisor, listener, Collector(), tracing, tls)
+        if supervisor.lost:
+            raise RtkError(f"{supervisor.lost}; restart the server")
+
+
+def _serve(
+    engine: Runtime | Supervisor,
+    listener: socket.socket,
+    collector: Collector,
+    tracing: Tracing | None,
+    tls: ssl.SSLContext | None,
+) -> None:
+    gc_watch.start()
+    collector.freeze()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
+    listener.listen()  # who reads in the log that it is ready can connect
+    try:
+        server = _server(engine, listener, tracing, tls)
+        if isinstance(engine, Supervisor):
+            engine.when_lost(lambda: setattr(server, "should_exit", True))
+        server.run(sockets=[listener])
+    finally:
+        engine.close()
+        gc_watch.stop()
+        if tracing is not None:
+            tracing.close()
+        collector.thaw()
 
 
 def _exit(number: int, _: object) -> None:
@@ -60,30 +90,72 @@ def _listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def _server(runtime: Runtime, listener: socket.socket) -> "Server":
-    from rtk.serve.http.app import create_app
+def _settings(config: ServeConfig, *, local: bool) -> "HttpSettings":
+    """`local`: whether only this machine reaches the server."""
     from rtk.serve.http.endpoints import HttpSettings
-    from rtk.serve.http.rights import AdminRights
+    from rtk.serve.http.guard import LOCAL_NAMES
+    from rtk.serve.http.rights import AdminRights, ApiKeys
+    from rtk.serve.limits import Accounts, Ceilings
+
+    key, keys = config.admin_api_key, tenant_keys(config.api_keys)
+    alone = local and not any(tenant for tenant, _ in keys)
+    admin = AdminRights(key=None if key is None else key.get_secret_value(), local=alone)
+    return HttpSettings(
+        max_body_bytes=config.max_body_bytes,
+        max_batch=config.max_batch,
+        max_requests=config.max_requests,
+        body_timeout_s=config.body_timeout_s,
+        strict_fields=config.strict_fields,
+        tool_parser=config.tool_parser,
+        admin=admin,
+        keys=ApiKeys([(tenant, key.get_secret_value()) for tenant, key in keys], admin),
+        accounts=Accounts(config.tenants),
+        ceilings=Ceilings(config.max_prompt_tokens, config.max_new_tokens),
+        allowed_hosts=(*LOCAL_NAMES, config.host) if local and config.allowed_hosts is None else config.allowed_hosts,
+        cors_origins=config.cors_origins,
+        access_log=config.access_log,
+    )
+
+
+def _server(
+    runtime: Runtime | Supervisor,
+    listener: socket.socket,
+    tracing: Tracing | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> "Server":
+    from rtk.serve.http.app import create_app
     from rtk.serve.http.server import Server
 
-    config, key = runtime.config, runtime.config.serve.admin_api_key
+    config = runtime.config
     host, port = listener.getsockname()[:2]  # the address that a name stood for
-    settings = HttpSettings(
-        max_body_bytes=config.serve.max_body_bytes,
-        max_batch=config.serve.max_batch,
-        strict_fields=config.serve.strict_fields,
-        tool_parser=config.serve.tool_parser,
-        admin=AdminRights(
-            key=None if key is None else key.get_secret_value(), local=ipaddress.ip_address(host).is_loopback
-        ),
-    )
+    local = ipaddress.ip_address(host).is_loopback
+    settings = _settings(config.serve, local=local)
+    if not local and not settings.keys:
+        log.warning(
+            "everybody who reaches %s can use this server: it asks for no key; set serve.api_keys (--api-key), "
+            "or bind it to a loopback address (serve.host)",
+            host,
+        )
     app = create_app(
         runtime.manager,
         settings,
         version=importlib.metadata.version("rtk-inference"),
         config=config.model_dump(mode="json", by_alias=True),
+        tracing=tracing,
     )
     log.info(
-        "ready on http://%s:%d as %r", f"[{host}]" if ":" in host else host, port, runtime.manager.facts.served_name
+        "ready on %s://%s:%d as %r",
+        "http" if tls is None else "https",
+        f"[{host}]" if ":" in host else host,
+        port,
+        runtime.manager.facts.served_name,
     )
-    return Server(app, runtime.close)
+    return Server(
+        app,
+        runtime.manager,
+        runtime.close,
+        config.serve.drain_s,
+        tls=tls,
+        max_connections=config.serve.max_connections,
+        header_timeout_s=config.serve.header_timeout_s,
+    )

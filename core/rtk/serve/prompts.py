@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from rtk.cache.key import pack
 from rtk.errors import RequestError
@@ -11,6 +11,8 @@ from rtk.schedule.budget import check_prompt_length
 from rtk.schedule.params import check_text, check_token_ids, shown
 from rtk.serve.protocol import Chat, GenerateRequest, ModelFacts
 from rtk.serve.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 LONG_TEXT = 8_000
 """Characters; longer texts are encoded in a thread, so that the event loop goes on (a shorter one takes about 5 ms)."""
@@ -20,6 +22,9 @@ VERY_LONG_TEXT = 1_000_000
 
 MESSAGE_COST = 60
 """Characters that could be encoded in the time that a template takes for an empty message."""
+
+_HERE = "\ue0c4\uf3a1\ue0c4"
+"""Private characters, which mark a place in what a template makes of messages."""
 
 
 class PromptEncoder:
@@ -36,41 +41,86 @@ class PromptEncoder:
         if not ids:
             raise RequestError(self._emptiness(request), field=request.prompt_name, code="empty_prompt")
         check_prompt_length(len(ids), self._facts.context_length, field=request.prompt_name)
-        if (highest := max(ids)) >= self._facts.vocab_size:  # of a text: given ids have been looked at
-            raise RequestError(
-                f"{request.prompt_name} becomes token {highest}, which the model lacks: it knows those from 0 to "
-                f"{self._facts.vocab_size - 1}; leave out the special tokens that it was not made for",
-                field=request.prompt_name,
-            )
+        self._check_known(ids, request.prompt_name)
         return pack(ids)
+
+    async def ids(self, prompt: str | Chat, *, name: str, add_special_tokens: bool | None = None) -> Sequence[int]:
+        """What a text or a chat becomes, also where it is empty or longer than the context.
+
+        `add_special_tokens`: whether `tokenizer.json` may put tokens such as BOS around it; None: as for an answer.
+        """
+        ids = await self._encode_text(prompt, name, add_special_tokens)
+        self._check_known(ids, name)
+        return ids
+
+    async def text(self, ids: Sequence[Any], *, name: str) -> str:
+        """The text of token ids, special ones by name."""
+        return await self._in_thread(len(ids), self._read, ids, name)
 
     async def _encode(self, request: GenerateRequest) -> Sequence[int]:
         prompt, name = request.prompt, request.prompt_name
-        if isinstance(prompt, str):
-            check_text(prompt, field=name)
-            return await self._in_thread(len(prompt), self._text_ids, prompt)
-        if isinstance(prompt, Chat):
-            _check_messages(prompt.messages, name)
-            length = MESSAGE_COST * len(prompt.messages) + _characters([*prompt.messages, prompt.options.get("tools")])
-            return await self._in_thread(length, self._chat_ids, prompt, name)
+        if isinstance(prompt, str) and not prompt:
+            return []  # refused like an empty list of ids, also where the tokenizer would put BOS before it
+        if isinstance(prompt, str | Chat):
+            return await self._encode_text(prompt, name)
         if not _is_row(prompt):
             raise RequestError(f"{name} = {shown(prompt)}: must be a text, token ids, or a chat", field=name)
         check_prompt_length(len(prompt), self._facts.context_length, field=name)  # before a look at each of them
         check_token_ids(prompt, self._facts.vocab_size, field=name)
         return prompt
 
-    def _text_ids(self, text: str) -> list[int]:
-        # An empty text is refused like an empty list of ids, also where the tokenizer would put BOS before it.
-        return self._tokenizer.encode(text, add_special_tokens=True) if text else []
+    async def _encode_text(self, prompt: str | Chat, name: str, special: bool | None = None) -> list[int]:
+        if isinstance(prompt, str):
+            check_text(prompt, field=name)
+            return await self._in_thread(len(prompt), self._text_ids, prompt, special is not False)
+        _check_messages(prompt.messages, name)
+        length = MESSAGE_COST * len(prompt.messages) + _characters([*prompt.messages, prompt.options.get("tools")])
+        return await self._in_thread(length, self._chat_ids, prompt, name, special is True)
 
-    def _chat_ids(self, chat: Chat, name: str) -> list[int]:
+    def _text_ids(self, text: str, special: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=special)
+
+    def _chat_ids(self, chat: Chat, name: str, special: bool) -> list[int]:
         if not chat.messages:
             return []
-        text = self._tokenizer.chat(chat.messages, **chat.options)
+        try:
+            text = self._chat_text(chat)
+        except RequestError as error:  # which calls them messages
+            named = error.field == "messages"
+            problem, field = (str(error).replace("messages", name, 1), name) if named else (str(error), error.field)
+            raise RequestError(problem, field=field, code=error.code, status=error.status) from error
         check_text(text, field=name)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._text_ids(text, special)
 
-    async def _in_thread(self, length: int, encode: Callable[..., list[int]], *arguments: Any) -> list[int]:
+    def _chat_text(self, chat: Chat) -> str:
+        if not chat.continues:
+            return self._tokenizer.chat(chat.messages, **chat.options)
+        *before, last = chat.messages
+        if not isinstance(last.get("content"), str):
+            raise RequestError("the last message has no text that could be continued", field="continue_final_message")
+        marked = {**last, "content": last["content"] + _HERE}
+        text, here, _ = self._tokenizer.chat(
+            [*before, marked], **{**chat.options, "add_generation_prompt": False}
+        ).rpartition(_HERE)
+        if not here:
+            problem = "the model's chat template does not show the end of the last message, so it cannot be continued"
+            raise RequestError(problem, field="continue_final_message")
+        return text
+
+    def _read(self, ids: Sequence[Any], name: str) -> str:
+        check_token_ids(ids, self._facts.vocab_size, field=name)
+        return self._tokenizer.read(ids)
+
+    def _check_known(self, ids: Sequence[int], name: str) -> None:
+        """Of a text: given ids have been looked at."""
+        if (highest := max(ids, default=0)) >= self._facts.vocab_size:
+            raise RequestError(
+                f"{name} becomes token {highest}, which the model lacks: it knows those from 0 to "
+                f"{self._facts.vocab_size - 1}; leave out the special tokens that it was not made for",
+                field=name,
+            )
+
+    async def _in_thread(self, length: int, encode: Callable[..., T], *arguments: Any) -> T:
         """Encode here if that is quick, and in a thread otherwise."""
         if length <= LONG_TEXT:
             return encode(*arguments)

@@ -7,13 +7,15 @@ from typing import Any
 
 from rtk.errors import ModelError, RequestError
 from rtk.grammar.forms import ServedForm
+from rtk.observe.vitals import ProcessReport
 from rtk.schedule.messages import Finish, TokenLogprobs
 from rtk.schedule.params import sampling_params
+from rtk.serve.limits import NO_CEILINGS, UNLIMITED, Account, Ceilings
 
 log = logging.getLogger(__name__)
 
-_DEFAULTED = ("temperature", "top_p", "top_k")
-_NEUTRAL = {"repetition_penalty": 1, "min_p": 0, "typical_p": 1, "no_repeat_ngram_size": 0, "num_beams": 1}
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NEUTRAL = {"typical_p": 1, "no_repeat_ngram_size": 0, "num_beams": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,12 @@ class Vitals:
     """The plugins that failed, with their `faults`, and what the host used `instead`."""
     observers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What observers missed."""
+    process: ProcessReport | None = None
+    """The process that it runs in."""
+    processes: Mapping[str, ProcessReport] = field(default_factory=dict)
+    """The processes of the server beside the main one, by name."""
+    unwell: str = ""
+    """What is wrong with a process that does not answer; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,8 @@ class Chat:
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
+    """The answer goes on with the last message, instead of being one of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +73,8 @@ class GenerateRequest:
     """The client's own id of the request, unique among those in flight; None: a random one."""
     cache_salt: str | None = None
     """Cached K/V is shared among requests with the same salt only."""
+    extra_key: str | None = None
+    """The same, beside the salt."""
     priority: int = 0
     """How important the request is, for policies that read it (see `ModelFacts`); higher is more."""
     routing_key: str | None = None
@@ -70,7 +82,14 @@ class GenerateRequest:
     deadline_ms: float | None = None
     """Milliseconds after which the request ends with an error, wherever it is."""
     tenant: str | None = None
-    """Whose request it is, for policies that share the engine among tenants. No field of HTTP."""
+    """Whose request it is: tenants share no cached K/V and no ids, and policies may share the engine among them.
+
+    No field of HTTP: the key that a client brings decides.
+    """
+    account: Account = UNLIMITED
+    """What the tenant has taken of the engine, and may."""
+    ceilings: Ceilings = NO_CEILINGS
+    """How long prompt and answer may be, beside what model and pool allow."""
     form: ServedForm | None = None
     """What the answer must look like, see `TokenizerManager.form`; None: anything."""
     prompt_name: str = "prompt"
@@ -86,17 +105,24 @@ class Delta:
     index: int
     """Which answer of its batch: `n` of the first request, then those of the next."""
     rid: str
+    """The request's, for its first answer; the others have their numbers behind it: `mine`, `mine-1`, `mine-2`."""
     text: str
     """All that is new: `thought`, what marks its end, and `content`."""
     token_ids: tuple[int, ...]
     prompt_tokens: int
     cached_tokens: int
+    """Prompt tokens that came from the cache. What a request found there is its first answer's; others find its own."""
     completion_tokens: int
     finish: Finish | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token id, where they were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the prompt, in the first delta, where they were asked for."""
+    """Of the prompt, in the first delta of a request's first answer, where they were asked for."""
+    offsets: tuple[int, ...] = ()
+    """How many characters of the text come before each token id, where there are `logprobs`.
+
+    A token that goes on with a character counts from that character's beginning. Those of a stop string that is cut off
+    count on, behind the text."""
     thought: str = ""
     """Of the text: what the model thinks before it answers."""
     content: str = ""
@@ -106,7 +132,9 @@ class Delta:
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model's `generation_config.json` says for requests that say nothing: temperature, top_p and top_k.
+    """What a model's `generation_config.json` says for requests that say nothing.
+
+    That is temperature, top_p, top_k, min_p and repetition_penalty.
 
     `do_sample` is not read: without a temperature from the model or the client, it is 1. Settings that rtk does not
     have yet are named in the log, since outputs will differ from those that the model's author had.

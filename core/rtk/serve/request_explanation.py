@@ -21,6 +21,7 @@ _FOR: dict[Cause, str] = {
     "decode": "steps that the schedule policy gave to those who decode",
     "hold": "the schedule policy, which held it back",
     "compile": "its grammar to be compiled",
+    "leader": "the first answer to its prompt to compute that",
 }
 
 

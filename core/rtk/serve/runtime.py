@@ -1,12 +1,13 @@
-"""From a configuration to a running engine: model, pool, scheduler and the client protocol, all in this process."""
+"""From a configuration to a running engine: model, pool and scheduler; and, in one process, the client protocol."""
 
 import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from rtk.config.models import Config
 from rtk.errors import PluginError, RtkError
@@ -14,6 +15,8 @@ from rtk.grammar.judges import Judges
 from rtk.grammar.manager import Chosen, GrammarManager, GrammarSettings, default_workers, start_manager
 from rtk.model.progress import Progress, silent
 from rtk.observe.feed import Feeds
+from rtk.observe.vitals import gc_watch, process_report
+from rtk.plugin.grammar import GrammarBackend
 from rtk.plugin.host import installed
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.messages import Outbound
@@ -21,10 +24,12 @@ from rtk.schedule.reports import Reports
 from rtk.schedule.scheduler import Scheduler
 from rtk.schedule.settings import Settings
 from rtk.serve.computing import Computing
-from rtk.serve.scheduler_thread import AfterStep, SchedulerThread
+from rtk.serve.detokenizer import Detokenizer
+from rtk.serve.protocol import ModelFacts, Vitals, sampling_defaults
+from rtk.serve.scheduler_thread import AfterStep, Deliver, SchedulerThread
 from rtk.serve.thinking import thinking
 from rtk.serve.tokenizer import Tokenizer
-from rtk.serve.tokenizer_manager import ModelFacts, TokenizerManager, sampling_defaults
+from rtk.serve.tokenizer_manager import TokenizerManager
 from rtk.serve.vocabulary import vocabulary
 
 log = logging.getLogger(__name__)
@@ -38,8 +43,92 @@ def quietly() -> AbstractContextManager[Progress]:
     return nullcontext(silent)
 
 
+class Parts(NamedTuple):
+    """What an engine is made of."""
+
+    policies: Policies
+    computing: Computing
+    tokenizer: Tokenizer
+    feeds: Feeds
+    """The observers, which end with the engine."""
+
+
+@contextmanager
+def parts(config: Config, locate: Callable[[], Path]) -> Iterator[Parts]:
+    """Build the plugins, and load the model from the folder that `locate` answers.
+
+    Plugins come first: what is wrong with them shows before a model is looked for. Where the block that makes an engine
+    of the parts fails, the observers end. Raises `RtkError` where something is missing or does not fit.
+    """
+    from rtk.serve.computing import choose_backend, load
+
+    feeds = start_observers(config)
+    try:
+        policies, backend = build_policies(config), choose_backend(config, installed())
+        folder = locate()
+        tokenizer = Tokenizer.load(folder)
+        computing = load(config, backend, folder, tokenizer.size)
+        yield Parts(policies, computing, tokenizer, feeds)
+    except BaseException:
+        feeds.close()
+        raise
+    log.info(computing.summary)
+
+
+class EngineCore:
+    """The scheduler in its thread, with model, pool, grammars and observers behind it: messages in, messages out."""
+
+    def __init__(
+        self,
+        config: Config,
+        policies: Policies,
+        computing: Computing,
+        tokenizer: Tokenizer,
+        feeds: Feeds,
+        deliver: Deliver,
+        after_step: AfterStep | None = None,
+    ) -> None:
+        self.facts = ModelFacts(
+            served_name=config.model.served_name or Path(config.model.path).name,
+            vocab_size=computing.vocab_size,
+            context_length=computing.limits.context_length,
+            default_sampling=sampling_defaults(computing.generation_config),
+            reads_priority=policies.read_priority,
+            reads_routing_key=policies.read_routing_key,
+        )
+        """What clients may know."""
+        self._feeds = feeds
+        self._watches = False
+        reports = feeds if len(feeds) else None
+        grammars = start_grammars(config, computing, tokenizer, lambda: self.thread.wake())
+        self.grammar_backends = None if grammars is None else grammars.backends
+        """Who may be asked for; None: there are no grammars."""
+        scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
+        scheduler.health.plugins += [f"grammar plugin {name!r}" for name in self.grammar_backends or ()]
+        self.thread = SchedulerThread(scheduler, deliver, after_step)
+
+    @property
+    def vitals(self) -> Vitals:
+        """How it is; from any thread."""
+        return dataclasses.replace(self.thread.vitals, observers=self._feeds.report(), process=process_report())
+
+    def start(self) -> None:
+        """Begin to serve. Called once."""
+        gc_watch.start()
+        self._watches = True
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop; requests that still run end with an error. Safe to call twice."""
+        self.thread.stop()
+        self._feeds.close()
+        if self._watches:
+            gc_watch.stop()
+        self._watches = False
+
+
 class Runtime:
-    """A running engine. `manager` is the way in; `close` ends it."""
+    """A running engine, all of it in this process. `manager` is the way in; `close` ends it."""
 
     def __init__(
         self,
@@ -52,65 +141,46 @@ class Runtime:
     ) -> None:
         """Starts the scheduler's thread. `feeds`: the observers, which end with the engine."""
         self.config = config
-        facts = ModelFacts(
-            served_name=config.model.served_name or Path(config.model.path).name,
-            vocab_size=computing.vocab_size,
-            context_length=computing.limits.context_length,
-            default_sampling=sampling_defaults(computing.generation_config),
-            reads_priority=policies.read_priority,
-            reads_routing_key=policies.read_routing_key,
-        )
-        self._feeds = feeds or Feeds()
-        reports = self._feeds if len(self._feeds) else None
-        grammars = start_grammars(config, computing, tokenizer, lambda: self._thread.wake())
-        scheduler = _scheduler(config, policies, computing, tokenizer, reports, grammars)
-        self._forms = start_judges(config, grammars)
-        self._thread = SchedulerThread(scheduler, self._deliver, after_step)
+        self._core = EngineCore(config, policies, computing, tokenizer, feeds or Feeds(), self._deliver, after_step)
+        self._thread = self._core.thread
+        self._forms = start_judges(config, self._core.grammar_backends)
+        self._detokenizer = Detokenizer(tokenizer.assembler)
         self.manager = TokenizerManager(
             tokenizer,
-            self._thread.send,
-            facts,
+            self._detokenizer.before(self._thread.send),
+            self._core.facts,
             healthy=lambda: self._thread.healthy,
             forms=self._forms,
             thinking=thinking(tokenizer, config.model.thinking_end),
-            vitals=lambda: dataclasses.replace(self._thread.vitals, observers=self._feeds.report()),
+            vitals=lambda: self._core.vitals,
         )
-        self._thread.start()
+        self._core.start()
 
     def _deliver(self, messages: list[Outbound]) -> None:
-        self.manager.deliver(messages)
+        self.manager.deliver(self._detokenizer.process(messages))
 
     def close(self) -> None:
         """Stop the scheduler; requests that still run end with an error. Safe to call twice."""
-        self._thread.stop()
+        self._core.close()
         if self._forms is not None:
             self._forms.close()
-        self._feeds.close()
 
 
 def start(config: Config, fetching: Fetching = quietly, after_step: AfterStep | None = None) -> Runtime:
     """Find the model (fetching it where it is missing), load it, and start serving requests in this process.
 
-    Plugins come first: what is wrong with them shows before a model is looked for.
-
     `after_step` runs in the scheduler's thread. Raises `RtkError` where something is missing or does not fit.
     """
-    from rtk.model.store import resolve_model
-    from rtk.serve.computing import choose_backend, load
+    with parts(config, lambda: find_or_fetch(config, fetching)) as loaded:
+        return Runtime(config, loaded.policies, loaded.computing, loaded.tokenizer, after_step, loaded.feeds)
 
-    feeds = start_observers(config)
-    try:
-        policies, backend = build_policies(config), choose_backend(config, installed())
-        with fetching() as progress:
-            folder = resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
-        tokenizer = Tokenizer.load(folder)
-        computing = load(config, backend, folder, tokenizer.size)
-        runtime = Runtime(config, policies, computing, tokenizer, after_step, feeds)
-    except BaseException:
-        feeds.close()
-        raise
-    log.info(computing.summary)
-    return runtime
+
+def find_or_fetch(config: Config, fetching: Fetching) -> Path:
+    """The folder of the configured model, which is brought here where it is missing. Raises `RtkError`."""
+    from rtk.model.store import resolve_model
+
+    with fetching() as progress:
+        return resolve_model(config.model.path, cache_dir=config.model.cache_dir, progress=progress)
 
 
 def start_observers(config: Config) -> Feeds:
@@ -169,14 +239,14 @@ def start_grammars(
     return None
 
 
-def start_judges(config: Config, grammars: GrammarManager | None) -> Judges | None:
+def start_judges(config: Config, backends: Mapping[str, GrammarBackend] | None) -> Judges | None:
     """Who reads and judges the forms that requests ask for; None: nobody. Starts no process yet."""
-    if grammars is None:
+    if backends is None:
         return None
     section = config.grammar
     return Judges(
-        {name: (installed().get("grammar", name), section.options(name)) for name in grammars.backends},
-        grammars.backends,
+        {name: (installed().get("grammar", name), section.options(name)) for name in backends},
+        backends,
         whitespace=section.whitespace,
         verify=section.verify,
         limit_s=section.compile_timeout_s,

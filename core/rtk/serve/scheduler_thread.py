@@ -78,6 +78,10 @@ class SchedulerThread:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
+    def wait(self) -> None:
+        """Until the thread has ended."""
+        self._thread.join()
+
     def _run(self) -> None:
         with self._health.watchdog.watching():
             self._serve()

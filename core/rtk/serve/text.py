@@ -4,14 +4,9 @@ Everything here is a fold over single tokens, so how tokens are grouped into mes
 (`StopChecker`) and the client's side (`TextAssembler`), which are built from the same pieces, end a text at one place.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
-from rtk.schedule.messages import Finish, NewRequest, Outbound, Output, Verdict
-
-log = logging.getLogger(__name__)
+from rtk.schedule.messages import Finish
 
 BROKEN = "\ufffd"
 """What decoders write for bytes that are no character, or not yet one."""
@@ -50,10 +45,13 @@ class IncrementalDecoder:
         """Text of the prompt's tokens that stand in `pending`."""
         self._sent = len(self._cut)
         """Characters of the pending text that are out, or the prompt's."""
-        self._held = False
+        self._held = 0
+        self.passed = 0
+        """Characters of what `push` gave last that its token has no part in: beginnings that came to nothing."""
 
     def push(self, token: int) -> str:
         """The text that `token` decides; often its own, sometimes none, sometimes that of tokens before it."""
+        self.passed = 0
         if token in self._silent:
             return ""
         self._pending.append(token)
@@ -64,7 +62,8 @@ class IncrementalDecoder:
         ready = len(text) - min(_trailing(text), self._marks)
         new = text[self._sent : ready]
         self._sent = max(self._sent, ready)
-        self._held = len(text) > self._sent
+        self.passed = min(self._held, len(new) - len(new.lstrip(BROKEN)))
+        self._held = len(text) - self._sent
         if ready == len(text):
             self._settle(*self._whole_prefix(), held=0)
         elif len(self._pending) >= _LONGEST_PENDING:
@@ -122,9 +121,11 @@ class StopScanner:
     `min_new_tokens` or later completes it. `push` is called once for every token, also when it decided no text.
     """
 
-    def __init__(self, stops: Sequence[str], min_new_tokens: int = 0) -> None:
+    def __init__(self, stops: Sequence[str], min_new_tokens: int = 0, *, keep: bool = False) -> None:
+        """`keep`: the text ends with the stop string, or the stop token, and not before it."""
         self._stops = stops
         self._uncounted = min_new_tokens
+        self.keep = keep
         self._held = ""
         self.matched: str | None = None
 
@@ -138,7 +139,7 @@ class StopScanner:
         elif (found := self._find(text, old)) is not None:
             at, self.matched = found
             self._held = ""
-            return text[:at]
+            return text[: at + len(self.matched) * self.keep]
         keep = self._undecided(text)
         self._held = text[keep:]
         return text[:keep]
@@ -173,15 +174,27 @@ class TextAssembler:
     def __init__(self, decoder: IncrementalDecoder, scanner: StopScanner) -> None:
         self._decoder = decoder
         self._scanner = scanner
+        self._length = 0
+        self.offsets: tuple[int, ...] = ()
+        """Of the tokens that were pushed last: how many characters come before each, those of a stop string that is cut
+        off among them."""
 
     def push(self, tokens: Iterable[int], finish: Finish | None = None) -> str:
         """Text of the next tokens; with `finish`, the last of it. A stop token that ended the text has none."""
+        text, offsets = "", []
+        last = None if finish is None or self._scanner.keep else finish.matched
         tokens = list(tokens)
-        if finish is not None and isinstance(finish.matched, int) and tokens[-1:] == [finish.matched]:
-            tokens.pop()
-        text = "".join([self._scanner.push(self._decoder.push(token)) for token in tokens])
+        for i, token in enumerate(tokens, 1):
+            if token == last and i == len(tokens):
+                offsets.append(self._length)
+                break
+            new = self._decoder.push(token)
+            offsets.append(self._length + self._decoder.passed)
+            self._length += len(new)
+            text += self._scanner.push(new)
         if finish is not None and self._scanner.matched is None:
             text += self._scanner.finish() + self._decoder.finish()
+        self.offsets = tuple(offsets)
         return text
 
 
@@ -196,56 +209,3 @@ class StopChecker:
         """The stop string that `token` completes."""
         self._scanner.push(self._decoder.push(token))
         return self._scanner.matched
-
-
-class TextOutput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """An `Output` with its text."""
-
-    rid: str
-    text: str
-    tokens: tuple[int, ...]
-    cached_tokens: int = 0
-    finish: Finish | None = None
-
-
-class Detokenizer:
-    """Puts text to the outputs of many requests: messages in, messages out, and no other effect."""
-
-    def __init__(self, assembler: Callable[[NewRequest], TextAssembler]) -> None:
-        self._assembler = assembler
-        self._open: dict[str, TextAssembler] = {}
-
-    def open(self, request: NewRequest) -> None:
-        """Expect outputs of `request`."""
-        self._open[request.rid] = self._assembler(request)
-
-    def close(self, rid: str) -> None:
-        """Expect no more outputs of `rid`. Requests that end, or are refused, are closed already."""
-        self._open.pop(rid, None)
-
-    def process(self, messages: Iterable[Outbound]) -> list[Outbound | TextOutput]:
-        """The same messages, with text in place of outputs. Those of requests that are not open are left out."""
-        return [answer for message in messages if (answer := self._answer(message)) is not None]
-
-    def _answer(self, message: Outbound) -> Outbound | TextOutput | None:
-        if isinstance(message, Verdict) and not message.accepted:
-            self.close(message.rid)
-        if not isinstance(message, Output):
-            return message
-        assembler = self._open.get(message.rid)
-        if assembler is None:
-            return None
-        text, finish = "", message.finish
-        try:
-            text = assembler.push(message.tokens, finish)
-        except Exception:
-            log.exception("the text of request %s cannot be decoded", message.rid)
-            finish = Finish(reason="error", problem="the output could not be turned into text")
-        if finish is not None:
-            self.close(message.rid)
-        return TextOutput(
-            rid=message.rid, text=text, tokens=message.tokens, cached_tokens=message.cached_tokens, finish=finish
-        )
-
-    def __len__(self) -> int:
-        return len(self._open)

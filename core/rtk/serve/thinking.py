@@ -38,8 +38,9 @@ class Thinking:
     def is_open(self, request: GenerateRequest, tokens: bytes) -> bool:
         """Whether the answer to a prompt, packed, begins with thinking.
 
-        Where the prompt ends with a mark, that decides. Else a chat does whose template can switch thinking on and off
-        and was not told to switch it off: such a model begins its thinking itself.
+        Where the prompt ends with a mark, that decides. Where a chat goes on with its last message, the last mark in
+        that one does. Else a chat does whose template can switch thinking on and off and was not told to switch it off:
+        such a model begins its thinking itself.
         """
         said = self._read(unpack(tokens[-_LOOKED_AT * TOKEN_BYTES :]))
         if said.endswith(self.end):
@@ -48,6 +49,9 @@ class Thinking:
             return True
         if not isinstance(request.prompt, Chat):
             return False
+        if request.prompt.continues:
+            text = str(request.prompt.messages[-1].get("content"))
+            return bool(self.begin) and text.rfind(self.begin) > text.rfind(self.end)
         return bool(request.prompt.options.get(SWITCH, self.tokenizer.template_knows(SWITCH)))
 
     def _read(self, tokens: Sequence[int]) -> str:

@@ -21,8 +21,8 @@ import tokenizers
 from rtk.cache.key import TOKEN_BYTES, unpack
 from rtk.errors import ModelError, RequestError, one_line
 from rtk.model.files import read_object, read_text
-from rtk.schedule.messages import NewRequest
 from rtk.schedule.params import SamplingParams
+from rtk.serve.detokenizer import Open
 from rtk.serve.marks import MARKS
 from rtk.serve.text import BROKEN, CONTEXT_TOKENS, IncrementalDecoder, StopChecker, StopScanner, TextAssembler
 
@@ -31,7 +31,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class Tokenizer:
-    """Safe to use from several threads. `encode` lets other threads run, however long the text."""
+    """Safe to use from several threads. `encode` and `read` let other threads run, however long the text."""
 
     def __init__(
         self,
@@ -106,8 +106,9 @@ class Tokenizer:
 
     def read(self, ids: Sequence[int]) -> str:
         """Text of the tokens, special ones by name."""
-        text: str = self._backend.decode(ids, skip_special_tokens=False)
-        return text
+        # The batch call releases the interpreter lock, the single one does not.
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
 
     def writes(self, text: str) -> bool:
         """Whether there is a token of just this text, which is not silent."""
@@ -134,18 +135,22 @@ class Tokenizer:
 
     # --- new tokens ---------------------------------------------------------------------------------------------
 
-    def decoder(self, prompt: bytes) -> IncrementalDecoder:
-        """A decoder for tokens that follow the packed `prompt`. O(1)."""
+    def decoder(self, prompt: bytes, *, special: bool = False) -> IncrementalDecoder:
+        """A decoder for tokens that follow the packed `prompt`. O(1). `special`: special tokens have text."""
         context = unpack(prompt[-CONTEXT_TOKENS * TOKEN_BYTES :])
+        if special:
+            return IncrementalDecoder(self.read, context, marks=self._marks)
         return IncrementalDecoder(self.decode, context, silent=self.silent, marks=self._marks)
 
-    def assembler(self, request: NewRequest) -> TextAssembler:
+    def assembler(self, request: Open) -> TextAssembler:
         """What turns the output tokens of `request` into its text."""
-        return TextAssembler(self.decoder(request.tokens), _scanner(request.params))
+        scanner = StopScanner(request.stop, request.min_new_tokens, keep=request.include_stop)
+        return TextAssembler(self.decoder(request.context, special=request.special), scanner)
 
     def match_stop(self, params: SamplingParams, prompt: bytes) -> Callable[[int], str | None]:
         """The scheduler's stop string check: fed each output token, answers the stop string that it completes."""
-        return StopChecker(self.decoder(prompt), _scanner(params)).push
+        decoder = self.decoder(prompt, special=not params.skip_special_tokens)
+        return StopChecker(decoder, StopScanner(params.stop, params.min_new_tokens)).push
 
     def _longest_mark(self) -> int:
         """How many U+FFFD the beginning of one character decodes to: one, or with byte fallback one a byte."""
@@ -246,10 +251,6 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
-
-
-def _scanner(params: SamplingParams) -> StopScanner:
-    return StopScanner(params.stop, params.min_new_tokens)
 
 
 def _content(token: Any) -> str | None:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Set
+from contextlib import suppress
 
 from rtk.errors import ModelError
 from rtk.plugin.grammar import Vocabulary
+from rtk.serve.text import BROKEN
 from rtk.serve.tokenizer import Tokenizer
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -21,6 +23,28 @@ def vocabulary(tokenizer: Tokenizer, size: int, ends: Set[int]) -> Vocabulary:
     read = _reader(tokenizer)
     pieces = (None if token in tokenizer.silent else tokenizer.piece(token) for token in range(size))
     return Vocabulary([b"" if piece is None else read(piece) for piece in pieces], frozenset(ends))
+
+
+class TokenBytes:
+    """What single tokens stand for, for people and for those who put them together."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._read: Callable[[str], bytes] | None = None
+        with suppress(ModelError):
+            self._read = _reader(tokenizer)
+
+    def of(self, token: int) -> bytes | None:
+        """The token's bytes, those of a special one being its name; None where they are not known. O(1)."""
+        piece = self._tokenizer.piece(token)
+        if piece is None:
+            return b""
+        if token in self._tokenizer.silent:
+            return piece.encode()
+        if self._read is not None:
+            return self._read(piece)
+        text = self._tokenizer.text_of(token)
+        return None if BROKEN in text else text.encode()
 
 
 def _reader(tokenizer: Tokenizer) -> Callable[[str], bytes]:

@@ -11,12 +11,22 @@ from rtk.plugin.host import installed
 from rtk.plugin.info import CAPABILITIES, NEED_CACHE
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.testing.scripted import Script, ScriptedExecutor
+from rtk.schedule.arrivals import MatchStop
 from rtk.schedule.budget import Limits, ceil_page
 from rtk.schedule.build import Policies, build_scheduler
 from rtk.schedule.compiling import Grammars
-from rtk.schedule.messages import Abort, Answer, Finish, Inbound, NewRequest, Outbound, Output, Verdict
+from rtk.schedule.messages import (
+    Abort,
+    Answer,
+    Finish,
+    Inbound,
+    NewRequest,
+    Outbound,
+    Output,
+    TokenLogprobs,
+    Verdict,
+)
 from rtk.schedule.params import SamplingParams
-from rtk.schedule.scheduler import MatchStop
 from rtk.schedule.settings import Retraction, Settings
 
 
@@ -67,6 +77,9 @@ class Harness:
 
     verdicts: dict[str, Verdict] = field(default_factory=dict, init=False)
     tokens: dict[str, list[int]] = field(default_factory=dict, init=False)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict, init=False)
+    scores: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict, init=False)
+    """Log-probabilities of prompts."""
     cached: dict[str, int] = field(default_factory=dict, init=False)
     finished: dict[str, Finish] = field(default_factory=dict, init=False)
     answers: dict[int, Answer] = field(default_factory=dict, init=False)
@@ -142,6 +155,7 @@ class Harness:
         tenant: str = "",
         routing_key: str = "",
         deadline_s: float | None = None,
+        leader: str | None = None,
         **params: Any,
     ) -> Verdict:
         """Send a request; greedy unless told otherwise. Returns its verdict."""
@@ -154,6 +168,7 @@ class Harness:
             tenant=tenant,
             routing_key=routing_key,
             deadline_s=deadline_s,
+            leader=leader,
         )
         self.send(new)
         return self.verdicts[rid]
@@ -189,7 +204,16 @@ class Harness:
                 self.verdicts[message.rid] = message
             elif isinstance(message, Output):
                 assert message.rid not in self.finished, f"{message.rid} speaks after its end"
+                first = message.rid not in self.tokens
                 self.tokens.setdefault(message.rid, []).extend(message.tokens)
+                if message.logprobs:
+                    assert [entry.token for entry in message.logprobs] == list(message.tokens), (
+                        "not those of its tokens"
+                    )
+                    self.logprobs.setdefault(message.rid, []).extend(message.logprobs)
+                if message.prompt_logprobs:
+                    assert first, f"{message.rid} tells of its prompt after its first output"
+                    self.scores[message.rid] = message.prompt_logprobs
                 self.cached[message.rid] = message.cached_tokens
                 if message.finish is not None:
                     self.finished[message.rid] = message.finish
@@ -199,7 +223,7 @@ class Harness:
 
     def forget(self, rid: str) -> None:
         """Drop what a finished request said, so that its id can be used again."""
-        for said in (self.verdicts, self.tokens, self.cached, self.finished):
+        for said in (self.verdicts, self.tokens, self.logprobs, self.scores, self.cached, self.finished):
             said.pop(rid, None)
 
     def stat(self, name: str) -> int:

@@ -6,18 +6,32 @@ hence another answer: scheduler and cache are tested without a model, and exactl
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rtk.plugin.grammar import WORD, read_row
-from rtk.schedule.batch import SAMPLED_LAST, Mask, Row, SampleInputs, StepPlan, StepResult, by_row
+from rtk.schedule.batch import (
+    SAMPLED_LAST,
+    Bias,
+    Mask,
+    Penalties,
+    Row,
+    SampleInputs,
+    Scored,
+    StepPlan,
+    StepResult,
+    by_row,
+)
+from rtk.schedule.messages import TokenLogprobs
 
 Answer = int | NDArray[np.float32]
 Script = Callable[[list[int]], Answer]
 """From all tokens up to and including the last computed one to the next: a token id, or logits to sample from.
 
-Where a mask does not allow the token id, the lowest that it allows is taken.
+Where a mask does not allow the token id, the lowest that it allows is taken. The log-probability of the token id is 0,
+and it alone is named as most probable; that of others is -inf.
 """
 
 _UNWRITTEN = -1
@@ -87,6 +101,22 @@ class ScriptedExecutor:
             for behind in reversed(range(row.samples))
         ]
 
+    def scores(self, plan: StepPlan) -> tuple[tuple[TokenLogprobs, ...], ...]:
+        """Ask the script about what the plan scores of its prompts. The step's tokens are written."""
+        return tuple(self._scores(plan, scored) for scored in plan.scored)
+
+    def _scores(self, plan: StepPlan, scored: Scored) -> tuple[TokenLogprobs, ...]:
+        row, stretch = list(_stretches(plan))[scored.row]
+        first, count = scored.first - stretch.start, len(scored.following)
+        self._demand(first >= 0 and first + count <= row.q_len, f"step {plan.step} scores what it does not compute")
+        within = plan.tokens[scored.first + 1 : scored.first + count]
+        self._demand(bool((within == scored.following[:-1]).all()), f"step {plan.step} scores tokens of no prompt")
+        history = self.history(row)
+        return tuple(
+            _told(self._script(history[: row.start + first + i + 1]), token, scored.top)
+            for i, token in enumerate(scored.following.tolist())
+        )
+
     def remember(self, plan: StepPlan, tokens: tuple[tuple[int, ...], ...]) -> None:
         """Keep what every row sampled, for steps that name `SAMPLED_LAST`; 0 for a row that failed."""
         for row, sampled in zip((row for row in plan.rows if row.samples), tokens, strict=True):
@@ -127,12 +157,14 @@ class ScriptedInFlight:
         self._answers: list[Answer] | None = None
         self._inputs: SampleInputs | None = None
         self._result = StepResult(tokens=())
+        self._scores: tuple[tuple[TokenLogprobs, ...], ...] = ()
         self._failure: Exception | None = None
 
     def compute(self) -> None:
         """Ask the script, and sample if that was ordered already."""
         try:
             self._answers = self._executor.answers(self._plan)
+            self._scores = self._executor.scores(self._plan)
             self._sample()
         except Exception as error:  # noqa: BLE001 - handed on by `result`, where the caller expects it
             self._failure = error
@@ -147,18 +179,23 @@ class ScriptedInFlight:
             return
         tokens: list[tuple[int, ...]] = []
         errors: dict[int, str] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for i, answer in enumerate(self._answers):
             if not isinstance(answer, np.ndarray):
                 allowed = _allowed(self._inputs.mask, i)
                 if allowed is not None and not allowed[answer // WORD] >> answer % WORD & 1:
                     answer = read_row(allowed)[0]
                 tokens.append((answer,))
+                if i in self._inputs.logprobs:
+                    logprobs[i] = (_told(self._answers[i], answer, self._inputs.logprobs[i]),)
                 continue
             one = _sample_one(answer, self._inputs, i)
             tokens += one.tokens
             if one.errors:
                 errors[i] = one.errors[0]
-        self._result = by_row(StepResult(tuple(tokens), errors), self._plan.rows)
+            if one.logprobs:
+                logprobs[i] = one.logprobs[0]
+        self._result = by_row(StepResult(tuple(tokens), errors, logprobs), self._plan.rows)
         self._executor.remember(self._plan, self._result.tokens)
 
     def result(self) -> StepResult:
@@ -166,7 +203,7 @@ class ScriptedInFlight:
         self._executor.compute(self)
         if self._failure is not None:
             raise self._failure
-        return self._result
+        return replace(self._result, scores=self._scores)
 
 
 def _stretches(plan: StepPlan) -> Iterator[tuple[Row, slice]]:
@@ -200,6 +237,10 @@ def _sample_one(logits: NDArray[np.float32], inputs: SampleInputs, i: int) -> St
         uniform=inputs.uniform[i : i + 1],
         banned={0: inputs.banned[i]} if i in inputs.banned else {},
         mask=None if allowed is None else Mask(np.zeros(1, np.int32), allowed[None]),
+        min_p=None if inputs.min_p is None else inputs.min_p[i : i + 1],
+        penalties=_penalties(inputs.penalties, i),
+        bias=_bias(inputs.bias, i),
+        logprobs={0: inputs.logprobs[i]} if i in inputs.logprobs else {},
     )
     return sample(torch.from_numpy(logits.copy())[None], one, vocab_size=len(logits)).result()
 
@@ -207,3 +248,42 @@ def _sample_one(logits: NDArray[np.float32], inputs: SampleInputs, i: int) -> St
 def _allowed(mask: Mask | None, i: int) -> NDArray[np.int32] | None:
     """Row i's words of the mask."""
     return dict(zip(mask.rows.tolist(), mask.words, strict=True)).get(i) if mask else None
+
+
+def _penalties(given: Penalties | None, i: int) -> Penalties | None:
+    """Row i's."""
+    if given is None or i not in given.rows:
+        return None
+    at = given.rows.tolist().index(i)
+    stop = int(given.held[: at + 1].sum())
+    own, entries = slice(at, at + 1), slice(stop - int(given.held[at]), stop)
+    return Penalties(
+        rows=np.zeros(1, np.int32),
+        held=given.held[own],
+        tokens=given.tokens[entries],
+        counts=given.counts[entries],
+        repetition=given.repetition[own],
+        presence=given.presence[own],
+        frequency=given.frequency[own],
+    )
+
+
+def _bias(given: Bias | None, i: int) -> Bias | None:
+    """Row i's."""
+    if given is None or i not in given.rows:
+        return None
+    own = given.rows == i
+    return Bias(np.zeros(int(own.sum()), np.int32), given.tokens[own], given.values[own])
+
+
+def _told(answer: Answer, token: int, top: int) -> TokenLogprobs:
+    """How probable the script finds a token."""
+    if not isinstance(answer, np.ndarray):
+        return TokenLogprobs(token, 0.0 if token == answer else -np.inf, ((answer, 0.0),) if top else ())
+    import torch
+
+    from rtk.model.logprobs import entries, told
+
+    tokens = torch.tensor([token])
+    found = told(torch.from_numpy(answer)[None], tokens, top, vocab_size=len(answer))
+    return entries([token], found, [top])[0]

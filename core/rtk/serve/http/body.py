@@ -1,5 +1,6 @@
 """Request bodies: JSON objects, read strictly, and their values by type. `"5"` is no number."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
@@ -14,9 +15,17 @@ T = TypeVar("T")
 _NAMES: dict[type, str] = {str: "a string", bool: "true or false", dict: "an object", list: "a list"}
 
 
-async def read_object(request: Request, limit: int) -> dict[str, Any]:
-    """The JSON object that the request brings. Raises `RequestError` for anything else, or more than `limit` bytes."""
-    text = _utf8(await _read(request, limit))
+async def read_object(request: Request, limit: int, limit_s: float | None = None) -> dict[str, Any]:
+    """The JSON object that the request brings.
+
+    Raises `RequestError` for anything else, for more than `limit` bytes, and where they take longer than `limit_s`.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            body = await _read(request, limit)
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {limit_s:g} s", code="body_timeout", status=408) from None
+    text = _utf8(body)
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:

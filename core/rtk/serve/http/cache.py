@@ -1,6 +1,7 @@
 """The prefix cache: /cache, /cache/explain, /cache/pin, /cache/unpin, and /flush_cache."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -11,12 +12,12 @@ from rtk.errors import RequestError
 from rtk.schedule.messages import PinState
 from rtk.serve.explanation import CacheExplanation, TokenText
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.chat import read_messages
+from rtk.serve.http.chat_prompt import CHAT_OPTIONS, read_chat
 from rtk.serve.http.endpoints import Endpoints
 from rtk.serve.http.errors import error_body, json_response
 from rtk.serve.http.fields import Ignored, Scope
 from rtk.serve.http.tools import template_tools
-from rtk.serve.protocol import Chat, GenerateRequest
+from rtk.serve.protocol import GenerateRequest
 
 _PROMPTS: dict[str, tuple[type, str]] = {
     "text": (str, "a string"),
@@ -55,7 +56,7 @@ class Cache(Endpoints):
             raise must_be(f'"{_OWN}" or "{_ALL}"', "namespaces", wanted)
         if wanted == _ALL:
             self.settings.admin.check(request)
-        prompt = self._prompt(values, ignored)
+        prompt = self._prompt(request, values, ignored)
         found = await self.manager.explain(prompt, elsewhere=wanted == _ALL)
         others = {"elsewhere": _elsewhere(found), "searched": found.searched} if wanted == _ALL else {}
         return json_response({**_explanation(found), **others}, headers=ignored.headers)
@@ -64,7 +65,8 @@ class Cache(Endpoints):
         """POST /cache/pin: keep a prefix. Answers once it is computed."""
         self.settings.admin.check(request)
         values, ignored = await self.read(request, Scope.PIN)
-        pin = await self.manager.pin(_name(values), self._prompt(values, ignored), values.get("ttl_s"))
+        prompt = self._prompt(request, values, ignored)
+        pin = await self.manager.pin(_name(values), prompt, values.get("ttl_s"))
         return json_response(_pin(pin), headers=ignored.headers)
 
     async def unpin(self, request: Request) -> Response:
@@ -80,7 +82,7 @@ class Cache(Endpoints):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _prompt(self, values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
+    def _prompt(self, request: Request, values: Mapping[str, Any], ignored: Ignored) -> GenerateRequest:
         """The one prompt of a body, in its namespace."""
         given = [name for name in _PROMPTS if name in values]
         if len(given) != 1:
@@ -92,14 +94,15 @@ class Cache(Endpoints):
         if not isinstance(prompt, kind):
             raise must_be(allowed, name, prompt)
         if name == "messages":
-            options = typed(values, "chat_template_kwargs", dict, {})
-            tools = template_tools(values, ignored, self.manager.tokenizer)
-            prompt = Chat(read_messages(prompt, ignored), options | tools)
+            chat, tools = read_chat(values, ignored), template_tools(values, ignored, self.manager.tokenizer)
+            prompt = replace(chat, options={**chat.options, **tools})
         else:
-            for option in ("chat_template_kwargs", "tools"):
+            for option in (*CHAT_OPTIONS, "tools"):
                 if option in values:
                     ignored.note(option)
-        return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=values.get("cache_salt"))
+        salt, extra = values.get("cache_salt"), values.get("extra_key")
+        tenant = self.tenant(request, values) or None
+        return GenerateRequest(prompt=prompt, prompt_name=name, cache_salt=salt, extra_key=extra, tenant=tenant)
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -112,8 +115,9 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _namespace(namespace: Namespace) -> dict[str, Any]:
-    adapter = namespace.adapter
-    return {"adapter": None if adapter is None else adapter._asdict(), "cache_salt": namespace.salt}
+    adapter = None if namespace.adapter is None else namespace.adapter._asdict()
+    whose = {"tenant": namespace.tenant} if namespace.tenant else {}
+    return {"adapter": adapter, "cache_salt": namespace.salt, "extra_key": namespace.extra, **whose}
 
 
 def _pin(pin: PinState) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -11,15 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from rtk.errors import RequestError
+from rtk.errors import RequestError, printable
+from rtk.observe.logs import loggable
+from rtk.observe.visit import current
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-"""What a 503 tells the client to wait at least."""
-
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_AFTER_S)}}
-"""By status."""
+"""What a 503 tells the client to wait at least, where the error knows no better."""
 
 _CLIENT_GONE = 499  # nobody reads it; the number that proxies log
 
@@ -34,15 +34,29 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 def error_response(error: RequestError) -> Response:
     """The whole answer for an error that comes before the status line."""
-    return json_response(error_body(error), status=error.status, headers=_HEADERS.get(error.status))
+    current().code = error.code
+    return json_response(error_body(error), status=error.status, headers=error_headers(error))
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """What the headers of an answer say of its error."""
+    match error.status:
+        case 401:
+            return {"WWW-Authenticate": "Bearer"}
+        case 408:
+            return {"Connection": "close"}
+        case 429 | 503:
+            return {"Retry-After": str(math.ceil(error.retry_after_s or RETRY_AFTER_S))}
+    return {}
 
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """`content` as JSON."""
-    return Response(_encoded(content), status, headers, media_type="application/json")
+    return Response(encoded(content), status, headers, media_type="application/json")
 
 
-def _encoded(content: Any) -> bytes:
+def encoded(content: Any) -> bytes:
+    """`content` as JSON in bytes."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:  # the name of a folder may be no text; JSON escapes what UTF-8 cannot hold
@@ -65,8 +79,8 @@ def answering_errors(handler: Handler) -> Handler:
             return error_response(error)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
+        except Exception as error:
+            log.error("%s %s failed", request.method, printable(request.scope["path"]), exc_info=loggable(error))
             return error_response(internal_error())
 
     return answer
@@ -77,5 +91,6 @@ async def route_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this class"
     known = {404: ("unknown_path", "unknown path"), 405: ("method_not_allowed", "method not allowed")}
     code, what = known.get(error.status_code, ("invalid_request", str(error.detail)))
-    refusal = RequestError(f"{what}: {request.method} {request.url.path}", code=code, status=error.status_code)
+    current().code = code
+    refusal = RequestError(f"{what}: {request.method} {request.scope['path']}", code=code, status=error.status_code)
     return json_response(error_body(refusal), status=error.status_code, headers=dict(error.headers or {}))

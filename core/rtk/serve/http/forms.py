@@ -1,7 +1,7 @@
 """The fields that say what an answer must look like: OpenAI's, and those that users of SGLang and vLLM know."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from rtk.errors import RequestError
@@ -32,9 +32,15 @@ _FORMATS = {"regex": "pattern", "ebnf": "grammar", "grammar": "grammar", "choice
 _TYPES = ("text", "json_object", "json_schema", "regex", "ebnf", "choice", "structural_tag")
 
 
-def read_form(values: Mapping[str, Any], ignored: Ignored, *, prefix: str = "") -> AskedForm | None:
-    """What the fields in `values` ask for; `prefix` says where they stand. Raises `RequestError`, for two forms too."""
+def read_form(
+    values: Mapping[str, Any], ignored: Ignored, *, prefix: str = "", also: Iterable[AskedForm] = ()
+) -> AskedForm | None:
+    """What the fields in `values` ask for; `prefix` says where they stand. Raises `RequestError`, for two forms too.
+
+    `also`: what other fields ask for.
+    """
     found = [form for name in FORM_NAMES if name in values for form in _forms(name, values[name], ignored, prefix)]
+    found += also
     whitespace, verify = check_options(values, prefix)
     if not found:
         return None
@@ -60,6 +66,13 @@ def read_either(
         whitespace=whitespace if form.whitespace is None else form.whitespace,
         verify=verify if form.verify is None else form.verify,
     )
+
+
+def read_flat_format(value: Any, place: str, ignored: Ignored) -> list[AskedForm]:
+    """`response_format` as /v1/responses has it: name and schema stand in the object itself."""
+    if isinstance(value, dict) and value.get("type") == "json_schema":
+        return [_named_schema({key: value[key] for key in value if key != "type"}, place, ignored)]
+    return list(_format(value, place, ignored))
 
 
 def _forms(name: str, value: Any, ignored: Ignored, prefix: str) -> Iterator[AskedForm]:

@@ -1,14 +1,16 @@
 """OpenAI's endpoints: /v1/completions, /v1/chat/completions, /v1/models.
 
-`max_tokens` counts from 1; without it a text may fill what context and pool allow, on both endpoints. In a `prompt`, a
-list of strings is a batch of texts, a list of integers one prompt, a list of such lists a batch of prompts.
+`max_tokens` counts from 1, with `echo` from 0; without it a text may fill what context and pool allow, on both
+endpoints. In a `prompt`, a list of strings is a batch of texts, a list of integers one prompt, a list of such lists a
+batch of prompts. Choices are numbered through: `n` of the first prompt, then those of the next.
 """
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -16,13 +18,16 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.grammar.forms import ServedForm
-from rtk.schedule.params import MAX_COUNT, shown
+from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
-from rtk.serve.http.chat import read_messages
+from rtk.serve.http.chat_prompt import read_chat
+from rtk.serve.http.echo import Echo, echoed
 from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.errors import json_response
-from rtk.serve.http.fields import SAMPLING_NAMES, Ignored, Scope
+from rtk.serve.http.fields import Ignored, Scope
 from rtk.serve.http.forms import described, headers, read_form
+from rtk.serve.http.logprobs import TokenWriter, beside, count_entries
+from rtk.serve.http.sampling_fields import Asked, read_chat_completions, read_completions
 from rtk.serve.http.shapes import ChatShape, CompletionShape, Shape
 from rtk.serve.http.stream import DONE, Events, event, stream_response, while_connected
 from rtk.serve.http.tally import Part, Tally
@@ -30,7 +35,8 @@ from rtk.serve.http.tools import read_tools
 from rtk.serve.protocol import Chat, Delta, GenerateRequest
 from rtk.serve.tokenizer_manager import TokenizerManager
 
-_LENGTHS = ("max_tokens", "max_completion_tokens")
+Prompts = Mapping[str, str | list[int] | Chat]
+"""By what the client calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +53,23 @@ class OpenAI(Endpoints):
     def __init__(self, manager: TokenizerManager, settings: HttpSettings) -> None:
         super().__init__(manager, settings)
         self._started = int(time.time())
+        self._writer = TokenWriter(manager.tokenizer)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         values, ignored = await self.read(request, Scope.COMPLETIONS)
         prompts = self._prompts(values)
-        return await self._answer(request, values, ignored, prompts, CompletionShape())
+        return await self._answer(request, values, ignored, prompts, read_completions(values), CompletionShape())
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         values, ignored = await self.read(request, Scope.CHAT)
-        if "messages" not in values:
-            raise RequestError("messages is missing: a chat is a list of messages", field="messages")
-        options = typed(values, "chat_template_kwargs", dict, {})
+        chat = read_chat(values, ignored)
+        asked = read_chat_completions(values, continues=chat.continues)
         tools = read_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
-        chat = Chat(read_messages(values["messages"], ignored), options | tools.options)
+        chat = replace(chat, options={**chat.options, **tools.options})
         shape = ChatShape(tools, separate=typed(values, "separate_reasoning", bool, True))
-        return await self._answer(request, values, ignored, {"messages": chat}, shape)
+        return await self._answer(request, values, ignored, {"messages": chat}, asked, shape)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -71,7 +77,7 @@ class OpenAI(Endpoints):
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        self._check_model(request.path_params["model"])
+        self.check_model({"model": request.path_params["model"]})
         return json_response(self._model())
 
     def _model(self) -> dict[str, Any]:
@@ -85,16 +91,6 @@ class OpenAI(Endpoints):
         }
 
     # --- reading ------------------------------------------------------------------------------------------------
-
-    def _check_model(self, name: str) -> None:
-        served = self.manager.facts.served_name
-        if name != served:
-            raise RequestError(
-                f"model {shown(name)} does not exist; this server has {served!r}",
-                field="model",
-                code="model_not_found",
-                status=404,
-            )
 
     def _prompts(self, values: Mapping[str, Any]) -> dict[str, str | list[int]]:
         """Each prompt by what the client calls it."""
@@ -129,39 +125,39 @@ class OpenAI(Endpoints):
         request: Request,
         values: Mapping[str, Any],
         ignored: Ignored,
-        prompts: Mapping[str, str | list[int] | Chat],
+        prompts: Prompts,
+        asked: Asked,
         shape: Shape,
     ) -> Response:
-        self._check_model(typed(values, "model", str, self.manager.facts.served_name))
+        self.check_model(values)
         typed(values, "user", str, "")
         stream = typed(values, "stream", bool, False)
         options = self._stream_options(values, ignored, stream=stream)
-        sampling, names = _sampling(values)
-        handling = self.handling(values, ignored)
+        self.check_answers(len(prompts), asked)
+        handling = self.handling(request, values, ignored)
         rid = typed(values, "rid", str, shape.prefix + uuid.uuid4().hex)
-        asked = shape.form(read_form(values, ignored))
-        form = None if asked is None else await self.manager.form(asked)
-        requests = [
-            GenerateRequest(prompt=prompt, sampling=sampling, names=names, prompt_name=name, form=form, **handling)
-            for name, prompt in prompts.items()
-        ]
-        head = {"id": rid, "created": int(time.time()), "model": self.manager.facts.served_name}
-        sent = ignored.headers | headers(form)
+        name_request(request, rid)
+        form = shape.form(read_form(values, ignored))
+        served = None if form is None else await self.manager.form(form)
+        handling |= {"sampling": asked.sampling, "names": asked.names, "form": served}
+        job = _Job(
+            [GenerateRequest(prompt=prompt, prompt_name=name, **handling) for name, prompt in prompts.items()],
+            asked,
+            {"id": rid, "created": int(time.time()), "model": self.manager.facts.served_name},
+            shape,
+            self._writer,
+        )
+        sent = ignored.headers | headers(served)
         if stream:
-            return await stream_response(request, self._events(requests, head, options, shape), sent)
-        tally = Tally(len(requests))
-        await while_connected(request.receive, tally.add_all(self.manager.generate_batch(requests, rid)))
-        choices = [{**shape.whole(i, part), **_checked(form, part)} for i, part in enumerate(tally.parts)]
-        answer = {**head, "object": shape.answer, "choices": choices, "usage": tally.usage()}
-        return json_response(answer, headers=sent)
+            return await stream_response(request, self._events(job, options), sent)
+        await while_connected(request.receive, job.tally.add_all(self._deltas(job)))
+        return await beside(job.tally.entries, lambda: json_response(job.answer(), headers=sent))
 
-    async def _events(
-        self, requests: list[GenerateRequest], head: dict[str, Any], options: _StreamOptions, shape: Shape
-    ) -> Events:
+    async def _events(self, job: "_Job", options: _StreamOptions) -> Events:
         """The events of a stream: chunks, the usage where it is wanted, and that all is done."""
-        tally = Tally(len(requests))
-        head = {**head, "object": shape.chunk}
-        opening = shape.opening(len(requests))
+        tally, shape = job.tally, job.shape
+        head = {**job.head, "object": shape.chunk}
+        opening = shape.opening(len(tally.parts))
 
         def chunk(*choices: dict[str, Any]) -> bytes:
             usage: dict[str, Any] = {"usage": None} if options.include_usage else {}
@@ -169,17 +165,79 @@ class OpenAI(Endpoints):
                 usage = {"usage": tally.usage()}
             return event({**head, "choices": choices, **usage})
 
-        async with aclosing(self.manager.generate_batch(requests, head["id"])) as deltas:
+        async with aclosing(self._deltas(job)) as deltas:
             async for delta in deltas:
-                tally.add(delta)
+                part = tally.add(delta)
                 for choice in opening:
                     yield chunk(choice)
                 opening = ()
                 if shape.says(delta) or delta.finish or options.continuous_usage_stats:
-                    yield chunk({**shape.piece(delta), **_checked(requests[0].form, delta)})
+                    yield chunk(await beside(count_entries(delta.logprobs), partial(job.piece, delta, part)))
         if options.include_usage:
             yield chunk()
         yield DONE
+
+    def _deltas(self, job: "_Job") -> AsyncGenerator[Delta, None]:
+        """What is generated, behind the prompts where those are to be repeated."""
+        asked, tokenizer = job.asked, self.manager.tokenizer
+        deltas = self.manager.generate_batch(job.requests, job.head["id"])
+        if not asked.echo:
+            return deltas
+        echoes = [
+            Echo(tokenizer, _echoed(request.prompt), asked.echo_logprobs, special=asked.special)
+            for request in job.requests
+        ]
+        return echoed(deltas, echoes, asked.answers)
+
+
+class _Job:
+    """One call: what it asks for, and how its choices are written."""
+
+    def __init__(
+        self, requests: list[GenerateRequest], asked: Asked, head: dict[str, Any], shape: Shape, writer: TokenWriter
+    ) -> None:
+        self.requests = requests
+        self.asked = asked
+        self.head = head
+        self.shape = shape
+        self.tally = Tally(len(requests), asked.answers)
+        self._writer = writer
+
+    def piece(self, delta: Delta, part: Part) -> dict[str, Any]:
+        """The choice of a chunk."""
+        choice = self.shape.piece(delta)
+        if self.asked.logprobs is not None and (told := part.tell()):
+            choice["logprobs"] = self.shape.logprobs(self._writer, told, special=self.asked.special)
+        return {**choice, **_checked(self.requests[0].form, delta)}
+
+    def answer(self) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [self._whole(i, part) for i, part in enumerate(self.tally.parts)]
+        answer = {**self.head, "object": self.shape.answer, "choices": choices, "usage": self.tally.usage()}
+        return answer | (self._prompt(0) if self.shape.one_prompt else {})
+
+    def _whole(self, index: int, part: Part) -> dict[str, Any]:
+        """A choice of it."""
+        choice = self.shape.whole(index, part)
+        if self.asked.logprobs is not None:
+            choice["logprobs"] = self.shape.logprobs(self._writer, part.tell(), special=self.asked.special)
+        if not self.shape.one_prompt:
+            choice |= self._prompt(index)
+        return {**choice, **_checked(self.requests[0].form, part)}
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        """The log-probabilities of the prompt that an answer is to, where they were asked for."""
+        if (top := self.asked.prompt_logprobs) is None:
+            return {}
+        first = self.tally.parts[index - index % self.asked.answers]
+        return {"prompt_logprobs": self._writer.prompt(first.prompt_logprobs, top)}
+
+
+def _echoed(prompt: str | Sequence[int] | Chat) -> str | Sequence[int]:
+    """What an answer repeats: of a chat the message that it goes on with."""
+    if not isinstance(prompt, Chat):
+        return prompt
+    return str(prompt.messages[-1]["content"]) if prompt.messages else ""
 
 
 def _checked(form: ServedForm | None, end: Delta | Part) -> dict[str, Any]:
@@ -187,21 +245,3 @@ def _checked(form: ServedForm | None, end: Delta | Part) -> dict[str, Any]:
     if form is None or end.finish is None or not (form.verify or form.asked.kind == "tool_calls"):
         return {}
     return {"rtk": described(form, finished=True, verified=end.verified)}
-
-
-def _sampling(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Sampling parameters by the scheduler's names, and what the client calls those."""
-    sampling = {name: values[name] for name in SAMPLING_NAMES if name in values}
-    names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
-    if "min_tokens" in values:
-        sampling["min_new_tokens"] = values["min_tokens"]
-    for name in _LENGTHS:
-        if name not in values:
-            continue
-        length = values[name]
-        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= MAX_COUNT:
-            raise must_be(f"an integer from 1 to {MAX_COUNT}, or null", name, length)
-        if sampling.setdefault("max_new_tokens", length) != length:
-            raise RequestError(f"{' and '.join(_LENGTHS)} differ; send one of them", field=name)
-        names["max_new_tokens"] = name
-    return sampling, names

@@ -14,5 +14,6 @@ class Requests(Endpoints):
     async def explain(self, request: Request) -> Response:
         """GET /requests/{rid}/explain: why a request waited, and what its time went into."""
         self.settings.admin.check(request)
-        found = await self.manager.explain_request(request.path_params["rid"])
+        tenant = self.tenant(request, request.query_params)
+        found = await self.manager.explain_request(request.path_params["rid"], tenant)
         return json_response({"sentences": found.sentences, **msgspec.to_builtins(found.timeline)})

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rtk.grammar.forms import AskedForm
+from rtk.serve.http.logprobs import Placed, TokenWriter
 from rtk.serve.http.tally import Part
 from rtk.serve.http.tools import AskedTools
 from rtk.serve.protocol import Delta
@@ -20,6 +21,8 @@ class Shape(Protocol):
     answer: str
     chunk: str
     """The `object` of an answer, and of a chunk of a stream."""
+    one_prompt: bool
+    """What is told of the prompt stands in the answer, not in each choice."""
 
     def form(self, asked: AskedForm | None) -> AskedForm | None:
         """What an answer must look like, given what the request says of that. Asked before there is one."""
@@ -36,12 +39,16 @@ class Shape(Protocol):
     def whole(self, index: int, part: Part) -> Choice:
         """The choice of an answer."""
 
+    def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
+        """Log-probabilities, of a chunk or of an answer. `special`: whether special tokens have text."""
+
 
 class CompletionShape:
     """/v1/completions."""
 
     prefix = "cmpl-"
     answer = chunk = "text_completion"
+    one_prompt = False
 
     def form(self, asked: AskedForm | None) -> AskedForm | None:
         """Just that."""
@@ -63,6 +70,10 @@ class CompletionShape:
         """The text."""
         return {"index": index, "text": part.text, "logprobs": None, "finish_reason": _reason(part)}
 
+    def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
+        """By name."""
+        return writer.completion(placed)
+
 
 class ChatShape:
     """/v1/chat/completions, of one request."""
@@ -70,6 +81,7 @@ class ChatShape:
     prefix = "chatcmpl-"
     answer = "chat.completion"
     chunk = "chat.completion.chunk"
+    one_prompt = True
 
     def __init__(self, tools: AskedTools, *, separate: bool = True) -> None:
         """`separate`: thoughts are no content."""
@@ -127,6 +139,10 @@ class ChatShape:
     def _read(self, reader: Reader | None, new: Delta | Part) -> Said:
         text = new.content if self._separate else new.text
         return Said(text, []) if reader is None else reader.push(text, last=new.finish is not None)
+
+    def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
+        """With their bytes. Those of thoughts are among them."""
+        return writer.chat(placed, special=special)
 
 
 def _reason(end: Delta | Part) -> str | None:

@@ -5,13 +5,14 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rtk.errors import RequestError
-from rtk.serve.http.errors import error_body, internal_error
+from rtk.observe.logs import loggable
+from rtk.observe.visit import current
+from rtk.serve.http.errors import encoded, error_body, internal_error
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(content: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+    return b"data: " + encoded(content) + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
@@ -62,10 +63,15 @@ async def _with_errors(events: Events) -> Events:
         async for item in events:
             yield item
     except RequestError as error:
-        yield event(error_body(error))
-    except Exception:
-        log.exception("a stream failed")
-        yield event(error_body(internal_error()))
+        yield _error_event(error)
+    except Exception as error:
+        log.error("a stream failed", exc_info=loggable(error))
+        yield _error_event(internal_error())
+
+
+def _error_event(error: RequestError) -> bytes:
+    current().code = error.code
+    return event(error_body(error))
 
 
 class _EventStream(Response):

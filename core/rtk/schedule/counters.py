@@ -1,0 +1,33 @@
+"""What a scheduler counts."""
+
+COUNTERS = (
+    "requests_accepted",
+    "requests_refused",
+    "queue_full",
+    "queue_timeouts",
+    "deadlines_exceeded",
+    "finished_stop",
+    "finished_length",
+    "finished_abort",
+    "finished_error",
+    "steps",
+    "steps_failed",
+    "mixed_steps",
+    "middle_chunks",
+    "wasted_rows",
+    "retractions",
+    "prefill_tokens",
+    "decode_tokens",
+    "cached_tokens",
+    "uncached_tokens",
+    "generated_tokens",
+    "sampling_errors",
+    "grammar_dead_ends",
+    "grammar_faults",
+    "grammar_slow",
+    "jump_forward_steps",
+    "jump_forward_tokens",
+    "commit_failures",
+    "invariant_violations",
+)
+"""Every counter of `Scheduler.stats`, there from the start with 0."""

@@ -1,0 +1,78 @@
+"""Connections: how many there are, and how long a client may take to say what it wants.
+
+A client that sends its request a byte a second holds a connection for a while, and nothing else.
+"""
+
+import asyncio
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rtk.serve.http.errors import error_body, error_headers
+from rtk.serve.http.guard import busy
+
+LINGER_S = 5.0
+"""After an answer that did not wait for its request's end: how long the rest may take to come."""
+
+
+class Connection(H11Protocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, most: int, head_s: float, **more: Any) -> None:
+        """`most`: connections at a time. `head_s`: what the head of a request may take."""
+        super().__init__(*args, **more)
+        self._most, self._head_s = most, head_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            self._turn_away()
+        else:
+            self._limit(self._head_s)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._limit(self._head_s)
+        elif not self._lingers:
+            self._unlimit()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn."""
+        super().on_response_complete()
+        if self._lingers:
+            self._limit(LINGER_S)
+
+    @property
+    def _lingers(self) -> bool:
+        """Whether a request goes on that is answered already."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._unlimit()
+        super().connection_lost(exc)
+
+    def _limit(self, seconds: float) -> None:
+        """Hang up after so long, unless it is limited already: what comes in the meantime changes nothing."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(seconds, self.transport.close)
+
+    def _unlimit(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _turn_away(self) -> None:
+        """Answer before anything was asked: whoever opens too many connections costs nothing more."""
+        error = busy(f"{self._most:,} connections are open")
+        body = msgspec.json.encode(error_body(error))
+        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        lines = [f"{name}: {value}" for name, value in {**head, **error_headers(error)}.items()]
+        self.transport.write("\r\n".join([f"HTTP/1.1 {error.status} ", *lines, "\r\n"]).encode() + body)
+        self.transport.close()
