@@ -1,4 +1,4 @@
-"""Cases C01 to C47, X09, X12 and X35, by what clients get. C12's tools, C38's fields and C39 are about other things.
+"""Cases C01 to C47, X09, X12 and X35, by what clients get. C12's tools, C38's fields and C39 are in `test_tools.py`.
 
 Elsewhere too: C29 to C31 in `tests/grammar/test_grammars_served.py` and `test_manager.py`, where compilers hang on
 command; C34 and C37 in `tests/schedule/test_constraints.py`, under every loop.

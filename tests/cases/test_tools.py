@@ -158,6 +158,19 @@ def test_a_call_that_is_cut_is_not_called_whole(hermes, max_tokens, expected):
     assert answer(hermes, says(*chars(TWO)), tools=[ADD, NOW], max_tokens=max_tokens) == expected
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("2}", (None, [("add", '{"a": 1, "b": ')], "stop")),
+        ("\n</tool_call>\n", (None, [("add", '{"a": 1, "b": 2}')], "tool_calls")),
+        ("add", ('\n<tool_call>\n{"name": "', [], "stop")),
+    ],
+)
+def test_a_stop_string_that_cuts_a_call_is_the_reason(hermes, stop, expected):
+    content, _, calls, reason = answer(hermes, says(*chars(TWO)), tools=[ADD, NOW], stop=[stop])
+    assert (content.removeprefix("Both.") or None, calls, reason) == expected
+
+
 def test_ids_differ_and_choices_have_readers_of_their_own(hermes):
     text = '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "now"}</tool_call>'
     message = chat(hermes, says(*chars(text)), tools=[NOW]).json()["choices"][0]["message"]
@@ -407,6 +420,21 @@ def test_tools_that_cannot_be_used(hermes, body, place):
 def test_d17_calls_that_cannot_be_used(hermes, call, place):
     body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
     assert error_of(hermes.post("/v1/chat/completions", **body))["param"] == "messages[0].tool_calls[0]" + place
+
+
+@pytest.mark.parametrize("depth", [200, 400, 440, 465])
+@pytest.mark.parametrize("body", [{}, {"tool_choice": "required"}])
+def test_tools_that_are_nested_deeply_are_a_client_s_error_at_most(hermes, depth, body):
+    schema = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    call = {"id": "c", "function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+    function = {"name": "f", "strict": True, "parameters": schema}
+    for fields in (
+        {"tools": [{"type": "function", "function": function}], **body},
+        {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+    ):
+        assert hermes.post("/v1/chat/completions", max_tokens=3, **fields).status_code in (200, 400)
 
 
 def test_who_else_may_not_call(hermes):

@@ -7,7 +7,7 @@ backend can do, the tool's arguments are any JSON object, and the reasons say so
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from rtk.errors import RequestError
@@ -16,6 +16,14 @@ from rtk.plugin.grammar import Judgement
 
 KIND = "tool_calls"
 _ANY = {"type": "object"}
+
+
+def parsed(text: str) -> Any:
+    """What is asked for, as it came here. Raises `RequestError`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise RequestError("a schema is nested too deeply", code="invalid_grammar") from None
 
 
 class ReadCalls(NamedTuple):
@@ -106,17 +114,15 @@ def _open_keys(normal: Normal, where: str) -> RequestError:
 
 def _open_place(normal: Normal) -> str:
     """Where in the client's schema an object is written that may have other keys than those it names."""
-    return normal.origin(next(_open(json.loads(normal.text), "#"), "#"))
-
-
-def _open(schema: Any, at: str) -> Iterator[str]:
-    if isinstance(schema, dict):
-        names = "propertyNames" in schema or "patternProperties" in schema
-        if schema.get("type") == "object" and (names or schema.get("additionalProperties") is not False):
-            yield at
-        for key, value in schema.items():
-            if key != "enum":
-                yield from _open(value, f"{at}/{key.replace('~', '~0').replace('/', '~1')}")
-    elif isinstance(schema, list):
-        for i, value in enumerate(schema):
-            yield from _open(value, f"{at}/{i}")
+    left: list[tuple[Any, str]] = [(json.loads(normal.text), "#")]
+    while left:
+        schema, at = left.pop()
+        if isinstance(schema, dict):
+            names = "propertyNames" in schema or "patternProperties" in schema
+            if schema.get("type") == "object" and (names or schema.get("additionalProperties") is not False):
+                return normal.origin(at)
+            inside = [(key.replace("~", "~0").replace("/", "~1"), one) for key, one in schema.items() if key != "enum"]
+        else:
+            inside = [(str(i), one) for i, one in enumerate(schema)] if isinstance(schema, list) else []
+        left += [(one, f"{at}/{step}") for step, one in reversed(inside)]
+    return "#"

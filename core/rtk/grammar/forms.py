@@ -235,7 +235,7 @@ class Forms:
 def best(backends: Mapping[str, GrammarBackend], kind: str, text: str, whitespace: int) -> Choice:
     """The first backend that keeps a form exactly, else the one that narrows it for the fewest reasons."""
     if kind == calls.KIND:
-        return _best_of_calls(backends, json.loads(text), whitespace)
+        return _best_of_calls(backends, calls.parsed(text), whitespace)
     read = _read(kind, text)
     found, refused = _judge_all(backends, read, whitespace)
     if found is None:

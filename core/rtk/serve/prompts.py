@@ -74,8 +74,7 @@ class PromptEncoder:
             check_text(prompt, field=name)
             return await self._in_thread(len(prompt), self._text_ids, prompt, special is not False)
         _check_messages(prompt.messages, name)
-        length = sum(len(str(message)) + MESSAGE_COST for message in prompt.messages)
-        length += len(str(prompt.options.get("tools", "")))
+        length = MESSAGE_COST * len(prompt.messages) + _characters([*prompt.messages, prompt.options.get("tools")])
         return await self._in_thread(length, self._chat_ids, prompt, name, special is True)
 
     def _text_ids(self, text: str, special: bool) -> list[int]:
@@ -133,6 +132,20 @@ class PromptEncoder:
         hint = f"; to start from nothing, send the id of the BOS token, [{bos}]"
         chat = isinstance(request.prompt, Chat)
         return f"{request.prompt_name} is empty: a prompt has at least one token{'' if chat or bos is None else hint}"
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts in a JSON value, however deep it is."""
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, Mapping):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+    return count
 
 
 def _is_row(prompt: object) -> bool:

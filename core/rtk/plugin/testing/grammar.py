@@ -96,6 +96,12 @@ def _ebnf(grammar: str, accepts: Sequence[str], *rejects: str, like: str = "(?!)
     return Example(spec, tuple(accepts), rejects, complete, lambda text: known.fullmatch(text) is not None)
 
 
+def _tags(more: dict[str, object], like: str, accepts: Sequence[str], *rejects: str) -> Example:
+    known = re.compile(like)
+    spec = Spec("structural_tag", json.dumps({"tags": TAGS["tags"], **more}))
+    return Example(spec, tuple(accepts), rejects, valid=lambda text: known.fullmatch(text) is not None)
+
+
 def _tagged(text: str) -> bool:
     """Whether every `<f` begins `<f=` and a boolean and `>`."""
     return re.fullmatch(r"(<f=(true|false)>)*", re.sub(r"^[^<]+|(?<=>)[^<]+|<(?!f)[^<]*", "", text)) is not None
@@ -112,6 +118,7 @@ NUMBER_A = {
     "additionalProperties": False,
 }
 TAGS = {"triggers": ["<f"], "tags": [{"begin": "<f=", "schema": {"type": "boolean"}, "end": ">"}]}
+RUN = {"begin": "[", "between": ",", "end": "]"}
 EXAMPLES = (
     _choice("yes", "no", "yesterday"),
     _choice("é", "ést", "e"),
@@ -130,6 +137,21 @@ EXAMPLES = (
         ("", "yes", "no <f=true>", "<f=false>cat<f=true> <ab"),
         ("<f=yes>", "<f=true", "no <f", "<fa"),
         valid=_tagged,
+    ),
+    _tags({"run": RUN}, r"\[<f=(true|false)>(,<f=(true|false)>)*\]", ["[<f=true>]", "[<f=true>,<f=false>]"], "", "[]"),
+    _tags({"otherwise": {"enum": [None]}}, "(?!)", ["null", "<f=true>", "<f=false>"], "", "no", "null<f=true>"),
+    _tags(
+        {"openers": ["<"]},
+        r"(?s)<f=(true|false)>|[ \t\r\n]*([^< \t\r\n].*)?",
+        ["<f=true>", "", "no <f"],
+        " <",
+        "<f=true>a",
+    ),
+    Example(
+        Spec("structural_tag", json.dumps({**TAGS, "once": True})),
+        ("", "yes", "no <f=true> <", "<f=false>"),
+        ("<f=true><f=true>", "<f=true", "<fa"),
+        valid=lambda text: _tagged(text) and text.count("<f") < 2,
     ),
 )
 MALFORMED = {

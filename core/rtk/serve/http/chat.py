@@ -27,18 +27,32 @@ def read_messages(value: Any, ignored: Ignored) -> list[dict[str, Any]]:
 
 
 def check_texts(value: Any, place: str) -> None:
-    """Raises `RequestError` for a text somewhere in a JSON value that no tokenizer can encode."""
-    left = [(value, place)]
+    """Raises `RequestError` for a text somewhere in a JSON value that no tokenizer can encode. O(characters)."""
+    left: list[tuple[Any, _Path]] = [(value, None)]
     while left:
-        one, where = left.pop()
+        one, path = left.pop()
         if isinstance(one, str):
-            check_text(one, field=where)
+            if not one.isascii():
+                check_text(one, field=_place(place, path))
         elif isinstance(one, dict):
             for key, inner in one.items():
-                check_text(key, field=where)
-                left.append((inner, f"{where}.{key}"))
+                if not key.isascii():
+                    check_text(key, field=_place(place, path))
+                left.append((inner, (path, f".{key}")))
         elif isinstance(one, list):
-            left += ((inner, f"{where}[{i}]") for i, inner in enumerate(one))
+            left += ((inner, (path, f"[{i}]")) for i, inner in enumerate(one))
+
+
+_Path = tuple[Any, str] | None
+"""Steps down, the last one first."""
+
+
+def _place(root: str, path: _Path) -> str:
+    steps = []
+    while path is not None:
+        path, step = path
+        steps.append(step)
+    return root + "".join(reversed(steps))
 
 
 def _message(message: Any, place: str, called: dict[str, str], ignored: Ignored) -> dict[str, Any]:

@@ -150,9 +150,10 @@ def _reason(end: Delta | Part) -> str | None:
 
 
 def _chat_reason(end: Delta | Part, reader: Reader | None) -> str | None:
-    """The same, where calls are a reason of their own to stop."""
-    reason = _reason(end)
-    return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
+    """The same, where calls are a reason of their own to stop, unless a stop string cuts the last of them."""
+    if end.finish is None or end.finish.reason != "stop" or reader is None or not reader.calls:
+        return _reason(end)
+    return "stop" if reader.open and isinstance(end.finish.matched, str) else "tool_calls"
 
 
 def _call(call: CallPart) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class Machine(ABC):
         self.tools = {tool.name: tool for tool in tools}
         self.char = ""
         self._left = most
+        self.open = False
+        """The last call is not complete."""
         self._events: list[Event] = []
         self._steps = self.read()
         next(self._steps)
@@ -110,7 +112,8 @@ class Machine(ABC):
             self._events.append(Arguments(text))
 
     def call(self, name: str) -> None:
-        """A call begins, which may."""
+        """A call begins, which may; whoever reads it says when it is complete."""
+        self.open = True
         self._left = None if self._left is None else self._left - 1
         self._events.append(Call(name))
 
@@ -250,7 +253,7 @@ class Machine(ABC):
                 self._begin(found, raw)
                 found.open = True
                 whole = yield from self.value(self.arguments)
-                found.open = not whole
+                found.open = self.open = not whole
                 return whole
             text: list[str] = []
             value = yield from self._json(self.value, raw, text)
@@ -275,6 +278,7 @@ class Machine(ABC):
                 return Outcome.OTHER if whole else Outcome.MALFORMED
             self._begin(found, raw)
             self.arguments(found.arguments or "{}")
+            self.open = False
         if whole:
             raw.clear()
         return Outcome.CALL

@@ -35,7 +35,8 @@ class Mistral(Machine):
             return Outcome.OTHER if (yield from self.value(raw.append)) else Outcome.MALFORMED
         raw.clear()
         self.call(name)
-        return Outcome.CALL if (yield from self.value(self.arguments)) else Outcome.BROKEN
+        self.open = not (yield from self.value(self.arguments))
+        return Outcome.BROKEN if self.open else Outcome.CALL
 
     def _before_arguments(self, raw: list[str]) -> Steps[bool]:
         """An id, which is the model's own and of no use, and a mark; older models have neither."""

@@ -60,6 +60,7 @@ class Pythonic(Objects):
         raw.clear()
         self.call(name)
         self.arguments(arguments)
+        self.open = False
         return Outcome.CALL
 
     def _in_brackets(self, take: Any) -> Steps[bool]:

@@ -47,6 +47,7 @@ class Qwen3Coder(hermes.Hermes):
             begin = ", "
         if mark:
             self.arguments("{}" if begin == "{" else "}")
+            self.open = False
 
 
 def _value(text: str, properties: Any, name: str) -> str:

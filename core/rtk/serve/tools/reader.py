@@ -47,6 +47,11 @@ class Reader:
         self.calls = 0
         """That have begun."""
 
+    @property
+    def open(self) -> bool:
+        """Whether the last call is not complete."""
+        return self._machine.open
+
     def push(self, text: str, *, last: bool = False) -> Said:
         """What the next part of the text says, the `last` one or not."""
         if self._start:
