@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 """How long one client waits."""
 PROMPT, ANSWER, LONG = (8, 96), (32, 192), 256
 """Bytes of prompts behind what they share, tokens of answers, and of answers that nobody waits for."""

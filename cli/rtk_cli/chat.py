@@ -119,9 +119,10 @@ class Turn:
         if self.first_s is None:
             return f"[{last.reason or 'no answer'}]"
         ends = {"stop": "", "length": ", cut: no more tokens are allowed"}.get(last.reason or "", f", {last.reason}")
+        unit = "token" if last.tokens == 1 else "tokens"
         return (
             f"[{last.cached_tokens:,} of {last.prompt_tokens:,} prompt tokens cached, first token after "
-            f"{self.first_s:.2f} s, {last.tokens:,} tokens{_rate(self.later_tokens, self.decoding_s)}{ends}]"
+            f"{self.first_s:.2f} s, {last.tokens:,} {unit}{_rate(self.later_tokens, self.decoding_s)}{ends}]"
         )
 
 
@@ -260,7 +261,7 @@ class Talk:
         )
         share = f" ({cached / prompt:.0%})" if prompt else ""
         rate = _rate(sum(turn.later_tokens for turn in turns), sum(turn.decoding_s for turn in turns))
-        _tell(f"{len(turns)} answers: {cached:,} of {prompt:,} prompt tokens cached{share}, {tokens:,} tokens{rate}")
+        _tell(f"answers: {len(turns)}; prompt tokens: {prompt:,}, cached: {cached:,}{share}; tokens: {tokens:,}{rate}")
 
 
 def _rate(tokens: int, seconds: float) -> str:

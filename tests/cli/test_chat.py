@@ -129,7 +129,7 @@ def test_a_conversation_grows(talk):
         ),
         (
             [Piece("", "a", 3, 0, 1), Piece("", "", 3, 0, 1, "abort")],
-            "[0 of 3 prompt tokens cached, first token after 1.00 s, 1 tokens, abort]",
+            "[0 of 3 prompt tokens cached, first token after 1.00 s, 1 token, abort]",
         ),
         ([Piece("", "", 3, 0, 0, "abort")], "[abort]"),
         ([], "[no answer]"),
@@ -219,7 +219,7 @@ def test_commands(talk, tmp_path):
         "the model is told this first",
         f"wrote {file}",
         f"wrote {file}",
-        "2 answers: 0 of 16 prompt tokens cached (0%), 4 tokens at 1.0 tok/s",
+        "answers: 2; prompt tokens: 16, cached: 0 (0%); tokens: 4 at 1.0 tok/s",
         "the conversation is forgotten",
         "the model is told nothing first",
         "error: there is no /no; /help lists the commands",
@@ -231,7 +231,7 @@ def test_commands(talk, tmp_path):
 
 
 def test_stats_of_nothing(talk):
-    assert talk(Scripted(OK), "/stats")[1][1] == "0 answers: 0 of 0 prompt tokens cached, 0 tokens"
+    assert talk(Scripted(OK), "/stats")[1][1] == "answers: 0; prompt tokens: 0, cached: 0; tokens: 0"
 
 
 def test_no_answer_steers_the_terminal(talk):
