@@ -88,7 +88,7 @@ def _ignored(*names: str) -> Iterable[Field]:
 
 
 SAMPLING_NAMES = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "n"),
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
 )
@@ -109,7 +109,7 @@ FIELDS: tuple[Field, ...] = (
     *_read(GENERATING | KEEPING, "cache_salt", "extra_key"),
     *_read(GENERATING | Scope.ABORT, "rid"),
     *_read(OPENAI | Scope.RESPONSES | Scope.SAMPLING, *SAMPLING_NAMES),
-    *_read(OPENAI | Scope.SAMPLING, "best_of", "no_stop_trim"),
+    *_read(OPENAI | Scope.SAMPLING, "n", "best_of", "no_stop_trim"),
     *_read(OPENAI, "logprobs", "prompt_logprobs", "echo"),
     *_read(Scope.COMPLETIONS | Scope.TOKENIZE, "prompt"),
     *_read(Scope.CHAT, "top_logprobs"),
@@ -165,6 +165,12 @@ FIELDS: tuple[Field, ...] = (
     # OpenAI's responses: nothing is stored, and nothing runs without its client
     *_later("previous_response_id", "conversation", "prompt", "max_tool_calls", scope=Scope.RESPONSES),
     *_later("background", neutral=(False,), scope=Scope.RESPONSES),
+    *_later(
+        "n",
+        neutral=(1,),
+        instead="a response is one answer; there are several at /v1/chat/completions",
+        scope=Scope.RESPONSES,
+    ),
     *_later("truncation", neutral=("disabled",), scope=Scope.RESPONSES),
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )

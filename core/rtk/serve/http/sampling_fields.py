@@ -10,6 +10,7 @@ from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.fields import FORM_NAMES, SAMPLING_NAMES, not_supported
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
+_PARAMETERS = (*SAMPLING_NAMES, "n")
 _PLACE = "sampling_params."
 
 
@@ -56,7 +57,7 @@ def read_chat_completions(values: Mapping[str, Any], *, continues: bool) -> Aske
 
 def read_native(values: Mapping[str, Any], given: Mapping[str, Any]) -> Asked:
     """What a body of /generate asks for; `given` is its `sampling_params`."""
-    names = {name: _PLACE + name for name in (*SAMPLING_NAMES, "max_new_tokens", "min_new_tokens")}
+    names = {name: _PLACE + name for name in (*_PARAMETERS, "max_new_tokens", "min_new_tokens")}
     names |= dict.fromkeys(("logprobs", "prompt_logprobs"), "top_logprobs_num")
     names["prompt_logprobs_start"] = "logprob_start_len"
     asked = _asked({name: value for name, value in given.items() if name not in FORM_NAMES}, names, _PLACE)
@@ -76,9 +77,7 @@ def read_native(values: Mapping[str, Any], given: Mapping[str, Any]) -> Asked:
 
 def _openai(values: Mapping[str, Any], logprobs: Any, called: str) -> Asked:
     names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "logprobs": called}
-    asked = _asked(
-        {name: values[name] for name in (*SAMPLING_NAMES, "best_of", "no_stop_trim") if name in values}, names
-    )
+    asked = _asked({name: values[name] for name in (*_PARAMETERS, "best_of", "no_stop_trim") if name in values}, names)
     asked.echo = typed(values, "echo", bool, False)
     if "min_tokens" in values:
         asked.sampling["min_new_tokens"] = values["min_tokens"]
