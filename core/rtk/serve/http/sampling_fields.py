@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rtk.errors import RequestError
-from rtk.schedule.params import MAX_COUNT, answers_wanted
+from rtk.schedule.params import MAX_ANSWERS, MAX_COUNT, answers_wanted
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.fields import FORM_NAMES, SAMPLING_NAMES, not_supported
 
@@ -124,6 +124,8 @@ def _asked(given: dict[str, Any], names: dict[str, str], place: str = "") -> Ask
     given.pop("no_stop_trim", None)
     answers = answers_wanted(given, names)
     best_of = given.pop("best_of", answers)
-    if best_of != answers or isinstance(best_of, bool):
+    if not isinstance(best_of, int) or isinstance(best_of, bool) or not 1 <= best_of <= MAX_ANSWERS:
+        raise must_be(f"an integer from 1 to {MAX_ANSWERS}", f"{place}best_of", best_of)
+    if best_of != answers:
         raise not_supported(f"{place}best_of", instead="leave it out: all answers that are sampled, n, are returned")
     return Asked(given, names, answers, special=given.get("skip_special_tokens") is False)
