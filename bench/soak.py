@@ -36,6 +36,7 @@ from soak_server import Held, Server
 
 QUIET_S = 60.0
 """How long the server may take to come to rest."""
+NOTHING = Held(0, 0, 0, 0)
 MIB = 1 << 20
 
 
@@ -83,15 +84,15 @@ class Soak:
         self.check("at rest after the clients", await self.server.until(at_rest, QUIET_S), True)
         return await asyncio.to_thread(self.server.stats)
 
-    async def held(self, baseline: Held | None = None) -> Held:
-        """What it holds, once that is what it held before, or does not get there."""
-        allowed = self.options.files
+    async def held(self, base: Held | None = None) -> Held:
+        """What the server holds, once no client is connected, and all is back as in `base`, if it gets there."""
 
         def is_back() -> bool:
-            grown = self.server.held() - (baseline or self.server.held())
-            return grown.sockets <= 0 and grown.files <= allowed and grown.processes <= 0
+            grown = self.server.held() - base if base else NOTHING
+            return grown.files <= self.options.files and grown.processes <= 0
 
-        await self.server.until(is_back, 20)
+        self.check("connections closed", await self.server.until(lambda: not self.server.connections(), QUIET_S), True)
+        await self.server.until(is_back, QUIET_S)
         return await asyncio.to_thread(self.server.held)
 
     async def run(self) -> None:
@@ -113,6 +114,7 @@ class Soak:
         self._check_clients(early + outcomes + left + late)
         self._check_leaving(before, middle, after, left)
         self._check_server(before, after)
+        self._check_metrics(self.server.metrics())
         self._check_held(base, held)
         self.figures |= {
             "requests": options.requests,
@@ -126,8 +128,9 @@ class Soak:
         }
 
     async def _gives_several(self) -> bool:
-        body = b'{"prompt": "a", "n": 2, "max_tokens": 1, "temperature": 1}'
-        return (await run(self.server.host, self.server.port, Plan("probe", "/v1/completions", body))).status == 200
+        body = b'{"prompt": "a", "n": 2, "max_tokens": 1, "temperature": 1, "ignore_eos": true}'
+        probe = Plan("probe", "/v1/completions", body, wants={"tokens": 1, "choices": 2})
+        return not (await run(self.server.host, self.server.port, probe)).problem
 
     # --- checks -------------------------------------------------------------------------------------------------
 
@@ -151,13 +154,10 @@ class Soak:
         self.check("requests aborted, all leave", aborted, len(left))
         wasted = int(after["wasted_rows"] - middle["wasted_rows"])
         self.check("rows computed in vain, all leave", wasted, f"<= {aborted}", lambda n: n <= aborted)
-        unread = [self.server.ask(f"/requests/{o.plan.rid}/explain")["output_tokens"] - o.tokens for o in left]
+        made = [self.server.ask(f"/requests/{outcome.plan.rid}/explain")["output_tokens"] for outcome in left]
+        self.check("answers that went on to their length", sum(tokens >= LONG for tokens in made), 0)
+        unread = [tokens - outcome.tokens for tokens, outcome in zip(made, left, strict=True)]
         self.figures["tokens that nobody received"] = {"median": statistics.median(unread), "most": max(unread)}
-        self.check(
-            "answers that went on to their length",
-            sum(o.tokens + n >= LONG for o, n in zip(left, unread, strict=True)),
-            0,
-        )
 
     def _check_server(self, before: dict[str, float], after: dict[str, float]) -> None:
         """The books agree, and nothing is held for nobody."""
@@ -172,6 +172,12 @@ class Soak:
         self.check("aborts", after["finished_abort"] - before["finished_abort"], "> 0", lambda n: n > 0)
         self.check("tracebacks in the log", sum("Traceback" in line for line in self.server.log), 0)
         self.check("health", self.server.ask("/health")["status"], "ok")
+
+    def _check_metrics(self, found: dict[str, float]) -> None:
+        """What is scraped says so too; a server that has no metrics is not asked."""
+        for name in ("in_flight", "running", "waiting", "following", "compiling"):
+            if (series := f"rtk_requests_{name}") in found:
+                self.check(series, found[series], 0)
 
     def _check_held(self, base: Held, held: Held) -> None:
         options, grown = self.options, held - base
@@ -199,22 +205,48 @@ def flags_of(options: argparse.Namespace, folder: str) -> list[str]:
         if plan.prompt_bytes
     ]
     pool = max(768, options.concurrency * sum(sizes) // len(sizes) // 4)
-    return ["--model", model, "--pool-tokens", str(pool), "--conservativeness", "0.1", "--threads", "1", *options.flags]
+    return [
+        "--model",
+        model,
+        "--pool-tokens",
+        str(pool),
+        "--conservativeness",
+        "0.01",
+        "--threads",
+        "1",
+        *options.flags,
+    ]
 
 
-def report(soak: Soak) -> bool:
-    """Print the table and the JSON. Answers whether all is well."""
+def report(one: Soak) -> bool:
+    """Print the table. Answers whether all is well."""
     for name in ("kinds", "ends", "tokens that nobody received"):
-        print(f"{name}: " + ", ".join(f"{key} {count}" for key, count in soak.figures.get(name, {}).items()))
+        print(f"{name}: " + ", ".join(f"{key} {count}" for key, count in one.figures.get(name, {}).items()))
     print(f"\n{'what':38} {'found':>12} {'wanted':>12}")
-    for check in soak.checks:
+    for check in one.checks:
         print(f"{check.what:38} {check.found!s:>12} {check.wanted:>12}" + ("" if check.holds else "   NOT SO"))
-    for line in soak.figures.get("wrong", ()):
+    for line in one.figures.get("wrong", ()):
         print("wrong:", line)
-    return all(check.holds for check in soak.checks)
+    return all(check.holds for check in one.checks)
 
 
-def main() -> None:
+def soak(options: argparse.Namespace) -> Soak:
+    """Start a server, run against it, and end it."""
+    with tempfile.TemporaryDirectory() if options.model is None else nullcontext("") as folder:
+        if options.model is None:
+            soak_model.write(Path(folder))
+        with Server(*flags_of(options, folder)) as server:
+            one = Soak(server, options)
+            try:
+                asyncio.run(asyncio.wait_for(one.run(), options.limit_s))
+            except TimeoutError:
+                one.check("end", f"none after {options.limit_s:.0f} s", "")
+            one.check_end()
+    return one
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--requests", type=int, default=2000)
     ap.add_argument("--concurrency", type=int, default=48)
@@ -225,19 +257,14 @@ def main() -> None:
     ap.add_argument("--limit-s", type=float, default=1800.0, help="when to give up")
     ap.add_argument("--json", type=Path, metavar="FILE")
     ap.add_argument("flags", nargs="*", help="of rtk serve, behind --")
-    options = ap.parse_args()
-    with tempfile.TemporaryDirectory() if options.model is None else nullcontext("") as folder:
-        if options.model is None:
-            soak_model.write(Path(folder))
-        with Server(*flags_of(options, folder)) as server:
-            soak = Soak(server, options)
-            try:
-                asyncio.run(asyncio.wait_for(soak.run(), options.limit_s))
-            except TimeoutError:
-                soak.check("end", f"none after {options.limit_s:.0f} s", "")
-            soak.check_end()
-    well = report(soak)
-    content = json.dumps({**soak.figures, "checks": [asdict(check) for check in soak.checks], "well": well})
+    return ap
+
+
+def main() -> None:
+    options = parser().parse_args()
+    one = soak(options)
+    well = report(one)
+    content = json.dumps({**one.figures, "checks": [asdict(check) for check in one.checks], "well": well})
     print(content)
     if options.json:
         options.json.write_text(content + "\n")

@@ -1,6 +1,7 @@
 """The clients of bench/soak.py: what each sends, when it leaves, and what it must get."""
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 LIMIT_S = 120.0
 """How long one client waits."""
-PROMPT, ANSWER, LONG = (16, 160), (16, 160), 256
+PROMPT, ANSWER, LONG = (8, 96), (32, 192), 256
 """Bytes of prompts behind what they share, tokens of answers, and of answers that nobody waits for."""
 
 SHARED = [f"{topic}: what is known of it, in a few words. " for topic in ("tides", "rivers", "clouds", "moss")]
@@ -91,7 +92,9 @@ class Outcome:
 def plans(count: int, seed: int, *, several: bool) -> list[Plan]:
     """The clients of one run, the same for a seed. `several`: whether the server gives several answers to a prompt."""
     rng = random.Random(seed)
-    shares = {_malformed: 0.05, _leaver: 0.2, _formed: 0.1, _hurried: 0.05, _several: 0.05 if several else 0}
+    shares = {_malformed: 0.05, _leaver: 0.2, _formed: 0.1, _hurried: 0.05}
+    if several:
+        shares |= {_several: 0.05, _leaver: 0.18, _several_leave: 0.02}
     makers = [maker for maker, share in shares.items() for _ in range(round(share * count))]
     makers += [_plain] * (count - len(makers))
     rng.shuffle(makers)
@@ -125,17 +128,21 @@ def _malformed(rng: random.Random, rid: str) -> Plan:
 
 
 def _hurried(rng: random.Random, rid: str) -> Plan:
-    return _request(rng, rid, "deadline", {"deadline_ms": rng.choice([1, 20, 100, 400])}, {"deadline": True})
+    return _request(rng, rid, "deadline", {"deadline_ms": rng.choice([1, 50, 400, 60_000])}, {"deadline": True})
 
 
 def _several(rng: random.Random, rid: str) -> Plan:
     return _request(rng, rid, "several", {"n": 2, "temperature": 1}, {"choices": 2})
 
 
-def _leaver(rng: random.Random, rid: str, leaves: str | None = None) -> Plan:
+def _several_leave(rng: random.Random, rid: str) -> Plan:
+    return _leaver(rng, rid, n=2)
+
+
+def _leaver(rng: random.Random, rid: str, leaves: str | None = None, **more: Any) -> Plan:
     leaves = leaves or rng.choice(["sending", "waiting", "waiting", "events", "events"])
     after = rng.randint(1, 12) if leaves == "events" else rng.choice([0, 0, 0.005, 0.02, 0.1])
-    more = {"max_tokens": LONG, "stream": leaves == "events" or rng.random() < 0.5}
+    more |= {"max_tokens": LONG, "stream": leaves == "events" or rng.random() < 0.5}
     if leaves == "waiting" and rng.random() < 0.2:  # it may leave a grammar that is being compiled
         more["guided_regex"] = f"[a-f]{{{rng.randint(1, 60)}}}"
     plan = _request(rng, rid, "leaves", more)
@@ -211,6 +218,8 @@ async def _talk(host: str, port: int, plan: Plan, outcome: Outcome) -> None:
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def _read(reader: asyncio.StreamReader, plan: Plan, outcome: Outcome) -> None:

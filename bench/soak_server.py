@@ -1,12 +1,14 @@
 """`rtk serve` as a process, and what it and its children hold. See bench/soak.py."""
 
 import asyncio
+import contextlib
 import json
 import re
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -73,8 +75,12 @@ class Server:
     def __exit__(self, *_: object) -> None:
         """Whatever has not ended is killed: nothing is left behind."""
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
+        self._reader.join(5)
+        if self._process.stderr:
+            self._process.stderr.close()
 
     def processes(self) -> list[psutil.Process]:
         """The server and all below it."""
@@ -95,6 +101,15 @@ class Server:
             processes, sockets, files, size = processes + 1, sockets + mine[0], files + mine[1], size + mine[2]
         return Held(processes, sockets, files, size)
 
+    def connections(self) -> int:
+        """Ends of clients' connections that it has not closed."""
+        found = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets = process.net_connections("tcp")
+                found += sum(bool(one.raddr) and one.laddr.port == self.port for one in sockets)
+        return found
+
     def ask(self, path: str) -> Any:
         """What a GET answers, parsed."""
         with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=ASK_S) as answer:
@@ -104,6 +119,19 @@ class Server:
         """Counters and gauges, and the requests in flight."""
         info = self.ask("/server_info")
         return {**info["stats"], "in_flight": info["in_flight"]}
+
+    def metrics(self) -> dict[str, float]:
+        """What /metrics says, summed over labels; nothing where there is none."""
+        try:
+            with urllib.request.urlopen(f"http://{self.host}:{self.port}/metrics", timeout=ASK_S) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return {}
+        sums: dict[str, float] = {}
+        for series, value in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
+            sums[series] = sums.get(series, 0.0) + float(value)
+        return sums
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
         """Wait until something holds; answers whether it did."""
@@ -121,7 +149,4 @@ class Server:
         except subprocess.TimeoutExpired:
             status = None
         _, left = psutil.wait_procs(processes, 5)
-        for process in left:
-            process.kill()
-        self._reader.join(5)
         return status, len(left)

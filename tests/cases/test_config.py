@@ -160,5 +160,5 @@ def test_g13_the_page_size_is_one_value_everywhere(zoo, pages64: list[object], m
 
 
 async def ask(application: object, path: str) -> dict:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://rtk") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost") as client:
         return (await client.get(path)).json()

@@ -1,9 +1,13 @@
 """Cases C12 (tools), C38, C39, D17 (tools), D19 and D20, X32 and X36, by what clients get."""
 
+import asyncio
 import json
+from typing import Literal
 
+import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 from fake_scheduler import STOP, saying
 from http_harness import MODEL, InProcess, Served, error_of, events
@@ -495,3 +499,29 @@ def test_openais_client_puts_a_stream_of_calls_together():
         body["messages"] += [said, *results]
         assert client.chat.completions.create(**body).choices[0].finish_reason == "tool_calls"
         client.close()
+
+
+class Sum(pydantic.BaseModel):
+    model_config = {"extra": "forbid"}
+    kind: Literal["x", "y"]
+    ok: bool
+
+
+def test_openais_client_parses_what_a_strict_tool_is_called_with(hermes):
+    async def ask():
+        transport = httpx.ASGITransport(app=hermes.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+            return await client.chat.completions.parse(
+                model="tiny",
+                messages=[{"role": "user", "content": "hi"}],
+                tools=[openai.pydantic_function_tool(Sum)],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                max_tokens=200,
+            )
+
+    hermes.script = CHATTY
+    answer = asyncio.run_coroutine_threadsafe(ask(), hermes.engine._loop).result(60)
+    (call,) = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Sum)

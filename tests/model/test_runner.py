@@ -135,6 +135,23 @@ def test_scores_are_those_of_a_transformers_forward(zoo, kind, monkeypatch):
         assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
+def test_a_model_that_does_not_name_its_body_is_scored_too(zoo, monkeypatch):
+    prompt = prompts_of(4)[1]
+    loaded = zoo.load("granite")
+    monkeypatch.setattr(loaded.model, "get_decoder", lambda: loaded.model)
+    monkeypatch.setattr("rtk.model.logprobs.AT_ONCE", 5 * 99)
+    executor = InlineExecutor(make_runner(loaded), vocab_size=99)
+    scored = Scored(0, 0, np.array(prompt[1:], np.int32), 0)
+    plan = StepPlan(
+        0, (Row(0, 0, 19, 0),), np.array(prompt, np.int32), np.arange(5, 24, dtype=np.int32), scored=(scored,)
+    )
+    wanted = zoo.eager("granite")(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    (found,) = executor.launch(plan).result().scores
+    assert [entry.logprob for entry in found] == pytest.approx(
+        [wanted[i, token].item() for i, token in enumerate(prompt[1:])], abs=1e-4
+    )
+
+
 def test_float64_agrees_with_float32(zoo):
     prompts = prompts_of(1)
     found = {}

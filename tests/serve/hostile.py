@@ -159,7 +159,8 @@ def protocol():
         ("nothing", b""), ("line ends", b"\r\n" * 100), ("TLS", bytes.fromhex("160301020001000001fc0303") + bytes(50)),
         ("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), ("HTTP/0.9", b"GET /health\r\n\r\n"),
         ("noise", bytes(range(256))),
-        ("HTTP/9.9", b"GET /health HTTP/9.9\r\nHost: x\r\nConnection: close\r\n\r\n"), ("no host", b"GET /health HTTP/1.1\r\n\r\n"),
+        ("HTTP/9.9", b"GET /health HTTP/9.9\r\nHost: x\r\nConnection: close\r\n\r\n"),
+        ("no host", b"GET /health HTTP/1.1\r\n\r\n"),
         ("bare line ends", b"GET /health HTTP/1.1\nHost: x\nConnection: close\n\n"),
         ("a long line", b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"),
     ):  # fmt: skip

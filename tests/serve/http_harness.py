@@ -71,7 +71,7 @@ class InProcess:
 
     async def request(self, method, path, body=None, content=None, headers=None):
         transport = httpx.ASGITransport(app=self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             if body is not None:
                 content = json.dumps(body)  # surrogates and NaN go out as they are
             return await client.request(method, path, content=content, headers=headers)

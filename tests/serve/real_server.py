@@ -58,7 +58,9 @@ class Real:
         assert self._thread.failure is None
 
     async def request(self, method, path, body=None):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.app), base_url="http://localhost"
+        ) as client:
             return await client.request(method, path, json=body, timeout=20)
 
     async def post(self, path, **body):

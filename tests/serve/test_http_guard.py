@@ -103,9 +103,9 @@ def test_a_host_that_is_no_host_breaks_nothing():
 @pytest.mark.parametrize(
     "headers",
     [
-        {"origin": "https://evil.example"}, {"origin": "null"}, {"origin": ""}, {"origin": "http://test:1"},
+        {"origin": "https://evil.example"}, {"origin": "null"}, {"origin": ""}, {"origin": "http://localhost:1"},
         {"origin": "http://localhost:3000", "sec_fetch_site": "same-site"}, {"sec_fetch_site": "cross-site"},
-        {"sec_fetch_site": "same-site"}, {"origin": "https://test.evil.example"}, {"sec_fetch_site": "anything"},
+        {"sec_fetch_site": "same-site"}, {"origin": "https://localhost.evil.example"}, {"sec_fetch_site": "anything"},
     ],
     ids=str,
 )  # fmt: skip
@@ -124,7 +124,7 @@ def test_pages_of_other_origins_are_kept_out(headers, keyed):
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"origin": "http://test"}, {"origin": "https://TEST"}, {"sec_fetch_site": "same-origin"},
+    [{}, {"origin": "http://localhost"}, {"origin": "https://LOCALHOST"}, {"sec_fetch_site": "same-origin"},
      {"sec_fetch_site": "none"}],
     ids=str,
 )  # fmt: skip
@@ -235,6 +235,15 @@ def test_a_server_that_is_open_to_others_says_so(caplog, address, keys, warned):
     )
 
 
-def test_administrators_are_told_apart_as_before():
-    settings = _settings(config_from({"serve.admin_api_key": "a", "serve.api_keys": {"acme": "k"}}).serve, local=False)
-    assert settings.admin == AdminRights(key="a", local=False)
+@pytest.mark.parametrize(
+    ("keys", "local", "rights"),
+    [
+        ({}, True, AdminRights()),
+        ({"serve.api_keys": ["k", "l"]}, True, AdminRights()),
+        ({"serve.api_keys": {"acme": "k"}}, True, AdminRights(local=False)),  # a proxy makes all of them local
+        ({"serve.api_keys": {"acme": "k"}, "serve.admin_api_key": "a"}, True, AdminRights(key="a", local=False)),
+        ({"serve.api_keys": "k"}, False, AdminRights(local=False)),
+    ],
+)
+def test_who_are_administrators(keys, local, rights):
+    assert _settings(config_from(keys).serve, local=local).admin == rights

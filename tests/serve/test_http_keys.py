@@ -3,16 +3,19 @@
 import asyncio
 import hmac
 
+import openai
 import pytest
 from fake_scheduler import LENGTH, Gate, saying
-from http_harness import InProcess, error_of
+from http_harness import InProcess, Served, error_of
 from tiny_tokenizer import byte_level, ids_of
 
 from rtk.cache.key import Namespace
+from rtk.config.load import config_from
 from rtk.schedule.messages import Explain, NewRequest, Pin
 from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.fields import IGNORED_HEADER
 from rtk.serve.http.rights import AdminRights, ApiKeys
+from rtk.serve.limits import Accounts
 
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
@@ -215,3 +218,25 @@ def test_ids_are_a_tenants_own(http):
         assert (await tasks[1]).json()["meta_info"]["finish_reason"]["type"] == "abort"
 
     http.run(test())
+
+
+# --- OpenAI's client --------------------------------------------------------------------------------------------
+
+
+def test_the_official_client_knows_what_is_wrong():
+    bounds = config_from({"serve.tenants.tokens_per_minute": 2}).serve.tenants
+    settings = SETTINGS | {"accounts": Accounts(bounds)}
+    with Served(saying(A), tokenizer=TOKENIZER, settings=settings) as http:
+
+        def client(key):
+            return openai.OpenAI(base_url=http.base + "/v1", api_key=key, max_retries=0)
+
+        with client("nope") as one, pytest.raises(openai.AuthenticationError) as unknown:
+            one.models.list()
+        assert unknown.value.code == "invalid_api_key"
+        with client("sk-acme") as one:
+            assert one.completions.create(model="tiny", prompt="x").choices[0].text == "a"
+            with pytest.raises(openai.RateLimitError) as limited:
+                one.completions.create(model="tiny", prompt="x")
+        assert limited.value.code == "rate_limit_exceeded"
+        assert 0 < int(limited.value.response.headers["retry-after"]) <= 30

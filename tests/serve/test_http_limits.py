@@ -10,8 +10,10 @@ from tiny_tokenizer import byte_level, ids_of
 from rtk.config.load import config_from
 from rtk.errors import RequestError
 from rtk.schedule.messages import NewRequest
+from rtk.serve.http.endpoints import Endpoints, HttpSettings
 from rtk.serve.http.rights import ApiKeys
 from rtk.serve.limits import UNLIMITED, Account, Accounts, Ceilings
+from rtk.serve.protocol import GenerateRequest
 
 TOKENIZER = byte_level()
 (A,) = ids_of(TOKENIZER, "a")
@@ -194,3 +196,16 @@ def test_answers_have_a_longest():
         assert error["param"] == "sampling_params.max_new_tokens"
         http.generate(input_ids=[A], sampling_params={"max_new_tokens": 0})
         assert http.fake.of(NewRequest)[-1].params.max_new_tokens == 0
+
+
+def test_answers_count_in_a_batch():
+    endpoints = Endpoints(None, HttpSettings(max_batch=6))
+    for prompts, n, refused_as in ((6, 1, None), (2, 3, None), (1, 6, None), (1, 7, "n = 7: 7"), (4, 2, "n = 2: 8")):
+        requests = [GenerateRequest(prompt="x", sampling={"n": n})] * prompts
+        if refused_as is None:
+            endpoints.check_answers(requests)
+            continue
+        with pytest.raises(RequestError, match=rf"{refused_as} answers in one request; at most 6") as caught:
+            endpoints.check_answers(requests)
+        assert caught.value.field == "n"
+    endpoints.check_answers([GenerateRequest(prompt="x", sampling={"n": "7"})])  # refused by who reads it

@@ -35,8 +35,8 @@ def lines(caplog, name="rtk.access"):
 
 @pytest.fixture(autouse=True)
 def everything_is_logged(caplog):
-    caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.WARNING, "httpx")  # the client's own lines
+    caplog.set_level(logging.DEBUG)
     return caplog
 
 
@@ -198,7 +198,7 @@ def test_a_line_for_each_request(caplog):
     assert found == [
         "POST /v1/completions 200 T s; r\u00e9; tenant acme",
         "POST /generate 401 T s",
-        "GET /no\\n\\x1b[31mWARNING: x/" + "p" * 177 + " 404 T s; tenant acme",
+        "GET /no\\n\\x1b[31mWARNING: x/" + "p" * 180 + " 404 T s; tenant acme",
     ]
     record = records[0]
     assert (record.method, record.path, record.status, record.rid, record.tenant, record.whole) == (

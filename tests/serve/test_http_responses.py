@@ -161,8 +161,25 @@ def test_what_has_no_effect_is_named():
          "max_output_tokens = 0: must be an integer from 1 to 2147483647, or null"),
         ({"temperature": -1}, "temperature", "temperature = -1: must be a number from 0 (greedy) to 1000"),
         ({"previous_response_id": "resp_1"}, "previous_response_id",
-         '"previous_response_id" is not supported yet; leave it out'),
-        ({"tools": [{"type": "function"}]}, "tools", '"tools" is not supported yet; leave it out'),
+         '"previous_response_id" is not supported yet; nothing is stored here: send the whole conversation as input'),
+        ({"n": 2}, "n", '"n" is not supported yet; send several requests'),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type",
+         "\"tools[0]: 'web_search'\" is not supported yet; leave it out"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name",
+         "tools[0].name = 'a b': must be 1 to 128 of letters, digits and _ . : / -"),
+        ({"tools": {}}, "tools", "tools = {}: must be a list"),
+        ({"tools": [{"type": "function", "name": "now"}]}, "tools",
+         "tools: this model's chat template does not read tools, so the model would not see them; leave tools out, and "
+         "describe them in a message"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name",
+         "tool_choice.name = 'x': must be the name of one of tools, such as none"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "x", "tools": [1]}}, "tool_choice.mode",
+         "tool_choice.mode = 'x': must be auto or required"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice: there are no tools to call; send some in tools"),
+        ({"input": [{"type": "function_call", "name": "x", "arguments": "5", "call_id": "c"}]}, "input[0].arguments",
+         "input[0].arguments = 5: must be a JSON object, as a string"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id",
+         "input[0].call_id = None: must be the id of the call that it answers"),
         ({"background": True}, "background", '"background" is not supported yet; leave it out'),
         ({"truncation": "auto"}, "truncation", '"truncation" is not supported yet; leave it out'),
         ({"reasoning": {"effort": "low"}}, "reasoning", '"reasoning" is not supported yet; leave it out'),
@@ -180,7 +197,7 @@ def test_what_has_no_effect_is_named():
 )  # fmt: skip
 @pytest.mark.parametrize("streamed", [False, True])
 def test_refused_by_name(body, param, message, streamed):
-    with answering(None) as http:
+    with answering(saying(A)) as http:
         error = error_of(respond(http, stream=streamed, **body))
     assert (error["param"], error["message"]) == (param, message)
 
@@ -358,6 +375,92 @@ def test_what_is_not_stored_is_not_there():
     with answering(saying(A)) as http:
         identity = respond(http, store=True).json()["id"]
         assert error_of(http.get(f"/v1/responses/{identity}"), 404)["code"] == "unknown_path"
+
+
+# --- tools ------------------------------------------------------------------------------------------------------
+
+TOOLED = byte_level(
+    template="{# <tool_call> #}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments.a }}){% endfor %}"
+    "{{ ' to ' + m.name if m.name }}|{% endfor %}{% for tool in tools or [] %}{{ tool.function.name }},{% endfor %}"
+)
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALLS = (
+    'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+)
+
+
+def calling(text=CALLS, finish=STOP, bundle=1):
+    pieces = [bytes([byte]) for byte in text.encode()]
+    return InProcess(saying(*ids_of(TOOLED, *pieces), finish=finish, bundle=bundle), tokenizer=TOOLED)
+
+
+def test_calls_are_items():
+    with calling() as http:
+        answer = respond(http, tools=[ADD]).json()
+        assert TOOLED.read(http.fake.prompts()[-1]) == "user: hi|add,"
+    message, one, two = answer["output"]
+    assert (answer["status"], message["content"][0]["text"]) == ("completed", "I add.")
+    assert one.pop("id").startswith("fc_")
+    assert one.pop("call_id") != two["call_id"]
+    assert one == {"type": "function_call", "status": "completed", "name": "add", "arguments": '{"a": 1}'}
+    assert two["arguments"] == '{"a": 2}'
+    assert (answer["tools"], answer["tool_choice"]) == ([ADD], "auto")
+
+
+@pytest.mark.parametrize("bundle", [1, 3, 1000])
+def test_calls_in_a_stream(bundle):
+    with calling(bundle=bundle) as http:
+        events = stream(http, tools=[ADD])
+    output = events[-1]["response"]["output"]
+    for index, item in enumerate(output):
+        mine = [event for event in events if event.get("output_index") == index]
+        assert mine[0]["type"] == "response.output_item.added"
+        assert mine[-1] == {**mine[-1], "type": "response.output_item.done", "item": item}
+        if item["type"] == "function_call":
+            said = [event["delta"] for event in mine if event["type"] == "response.function_call_arguments.delta"]
+            (done,) = [event for event in mine if event["type"] == "response.function_call_arguments.done"]
+            assert "".join(said) == done["arguments"] == item["arguments"]
+            assert done["name"] == "add"
+    assert [item["type"] for item in output] == ["message", "function_call", "function_call"]
+
+
+def test_a_call_that_is_cut_is_incomplete():
+    with calling('<tool_call>\n{"name": "add", "arguments": {"a"', finish=LENGTH) as http:
+        answer = respond(http, tools=[ADD]).json()
+    (call,) = answer["output"]
+    assert (call["status"], call["arguments"], answer["status"]) == ("incomplete", '{"a"', "incomplete")
+
+
+def test_calls_and_what_came_of_them_are_said_again():
+    with calling() as http:
+        output = respond(http, tools=[ADD]).json()["output"]
+        results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "5"} for call in output[1:]]
+        answer = respond(http, input=[{"role": "user", "content": "hi"}, *output, *results], tools=[ADD])
+        said = TOOLED.read(http.fake.prompts()[-1])
+    assert said == "user: hi|assistant: I add.add(1)add(2)|tool: 5 to add|tool: 5 to add|add,"
+    assert "x-rtk-ignored-fields" not in answer.headers
+
+
+def test_without_tools_nobody_looks_for_calls():
+    with calling() as http:
+        for body in ({}, {"tools": []}, {"tools": [ADD], "tool_choice": "none"}):
+            (message,) = respond(http, **body).json()["output"]
+            assert message["content"][0]["text"] == CALLS
+
+
+def test_openai_client_calls_tools():
+    pieces = [bytes([byte]) for byte in CALLS.encode()]
+    with (
+        Served(saying(*ids_of(TOOLED, *pieces), finish=STOP), tokenizer=TOOLED) as http,
+        openai.OpenAI(base_url=http.base + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = client.responses.create(model=MODEL, input="hi", tools=[ADD])
+        with client.responses.stream(model=MODEL, input="hi", tools=[ADD]) as events:
+            final = events.until_done().get_final_response()
+    for output in (answer.output, final.output):
+        assert [(item.name, item.arguments) for item in output[1:]] == [("add", '{"a": 1}'), ("add", '{"a": 2}')]
 
 
 # --- the real client --------------------------------------------------------------------------------------------

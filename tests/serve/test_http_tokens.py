@@ -84,7 +84,7 @@ def test_what_a_text_does_not_read_is_named(http):
             "return_token_strs = 'y': must be true or false",
         ),
         ({"messages": "a"}, "messages", "messages = 'a': must be a list of messages"),
-        ({"messages": [], "tools": [{}]}, "tools", '"tools" is not supported yet; leave it out'),
+        ({"messages": [], "documents": [{}]}, "documents", '"documents" is not supported yet; leave it out'),
     ],
 )
 def test_refused_by_name(http, body, param, message):

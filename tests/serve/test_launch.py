@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -80,40 +80,75 @@ def test_nothing_is_out_of_the_collectors_sight_when_the_process_ends(monkeypatc
     monkeypatch.setattr(launch, "_server", lambda *_: server)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        launch.serve(LoadedConfig(config_from({"serve.port": 0}), {}))
+        launch.serve(LoadedConfig(config_from({"serve.port": 0, "serve.in_process": True}), {}))
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert frozen[0] > 0 == gc.get_freeze_count()
 
 
-def test_a_second_interrupt_cuts_the_grace_short_and_a_third_forces(monkeypatch):
-    monkeypatch.setattr(server_module, "GRACE_S", 1e6)
+class Manager:
+    """What a server asks of a manager: nobody new, and how many run."""
+
+    def __init__(self, in_flight):
+        self.in_flight = in_flight
+        self.draining = False
+
+    def drain(self):
+        self.draining = True
+
+
+@pytest.fixture
+def ending(monkeypatch):
+    """A server that is about to end, with so many requests that run, and what happens then."""
     monkeypatch.setattr(server_module, "LINGER_S", 0)
-    closed = []
-    server = Server(None, lambda: closed.append(True))
+
+    def build(in_flight, drain_s):
+        happened, manager = [], Manager(in_flight)
+        server = Server(None, manager, lambda: happened.append("engine closed"), drain_s)
+        server.servers, server.lifespan = [], Mock(shutdown=AsyncMock())
+        return server, manager, happened
+
+    return build
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_cuts_the_grace_short_and_a_third_interrupt_forces(ending, number, caplog):
+    server, manager, happened = ending(1, 1e6)
 
     async def run():
-        ending = asyncio.ensure_future(server._end_requests())
+        end = asyncio.ensure_future(server.shutdown())
         await asyncio.sleep(0)
-        assert not ending.done()
-        server.handle_exit(signal.SIGINT, None)
-        await asyncio.wait_for(ending, 10)
+        assert manager.draining and not end.done()
+        server.handle_exit(number, None)
+        await asyncio.wait_for(end, 10)
 
-    server.handle_exit(signal.SIGINT, None)
+    server.handle_exit(number, None)
     assert (server.should_exit, server.force_exit) == (True, False)
-    asyncio.run(run())
-    assert closed == [True] and not server.force_exit
+    with caplog.at_level("INFO"):
+        asyncio.run(run())
+    assert happened == ["engine closed"] and not server.force_exit
+    assert f"{number.name}: no new requests; 1 have up to 1e+06 s to end" in caplog.text
     server.handle_exit(signal.SIGINT, None)
     assert server.force_exit
 
 
-def test_it_hangs_up_on_clients_that_do_not_read(monkeypatch):
-    monkeypatch.setattr(server_module, "GRACE_S", 0)
-    monkeypatch.setattr(server_module, "LINGER_S", 0)
-    happened = []
-    server, connection = Server(None, lambda: happened.append("engine closed")), Mock()
-    connection.transport.abort = lambda: happened.append("hung up")
+@pytest.mark.parametrize(("in_flight", "drain_s"), [(0, 1e6), (1, 0)])
+def test_nobody_waits_for_nothing(ending, in_flight, drain_s):
+    server, _, happened = ending(in_flight, drain_s)
+    asyncio.run(asyncio.wait_for(server.shutdown(), 10))
+    assert happened == ["engine closed"]
+
+
+def test_it_hangs_up_on_clients_that_do_not_read(ending):
+    server, _, happened = ending(0, 0)
+    connection = Mock()
+
+    def hang_up():
+        happened.append("hung up")
+        server.server_state.connections.clear()
+
+    connection.transport.abort = hang_up
     server.server_state.connections.add(connection)
-    asyncio.run(server._end_requests())
+    asyncio.run(asyncio.wait_for(server.shutdown(), 10))
     assert happened == ["engine closed", "hung up"]

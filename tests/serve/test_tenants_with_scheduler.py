@@ -22,7 +22,7 @@ class Tenants(Real):
     async def by(self, key, method, path, body=None):
         transport = httpx.ASGITransport(app=self.app)
         headers = {"Authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
             answer = await client.request(method, path, content=None if body is None else json.dumps(body))
         return answer.json()
 

@@ -1,6 +1,6 @@
 """One answer under its grammar: where it stands, and which tokens may come next.
 
-The grammar's matcher knows the text; this knows the rest: that special tokens never come, that the tokens which end an
+The grammar's matcher knows the text; this knows the rest: that tokens without text never come, that those which end an
 answer come only where it may end, whichever of them the request listens to, and that thinking is free.
 """
 

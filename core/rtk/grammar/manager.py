@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from rtk.errors import RequestError, one_line
+from rtk.errors import RequestError
 from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
 from rtk.grammar.constraint import Constraint, runs_out_of_keys
 from rtk.grammar.process import Job, Setup
@@ -274,7 +274,7 @@ def _fork(key: GrammarKey, matcher: Matcher) -> Matcher:
     except BaseException as error:
         if not contained(error):
             raise
-        raise _problem(key, "failed", f"its matcher cannot be forked: {one_line(error)}") from error
+        raise _problem(key, "failed", f"its matcher cannot be forked: {type(error).__name__}") from error
 
 
 def _problem(key: GrammarKey, why: Problem, problem: str) -> RequestError:

@@ -16,7 +16,6 @@ from typing import Literal
 
 import msgspec
 
-from rtk.errors import one_line
 from rtk.grammar.child import GoneError, Process
 from rtk.grammar.process import Answer, Job, Setup
 from rtk.observe.logs import loggable
@@ -206,7 +205,7 @@ class _Worker:
         except Exception as error:
             log.error("a grammar could not be compiled, because of a bug", exc_info=loggable(error))
             self._end(order.job.backend)
-            outcome = Failed("failed", one_line(error), 0.0)
+            outcome = Failed("failed", f"the server failed at it: {type(error).__name__}", 0.0)
         if self._pool.finished(order, makes_room=outcome is None) and outcome is not None:
             self._pool.done(order, outcome)
 
@@ -221,7 +220,7 @@ class _Worker:
             self._end(backend)
             return Failed("unbuildable", f"it was not built within {START_S:g} s", 0.0)
         except OSError as error:
-            return Failed("unbuildable", f"no process can be started: {one_line(error)}", 0.0)
+            return Failed("unbuildable", f"no process can be started: {type(error).__name__}", 0.0)
         if first.outcome == "unbuildable":
             return self._read(first, order, 0.0)
         if order.cancelled:  # while the backend was built, when nothing could be stopped
@@ -275,7 +274,7 @@ class _Worker:
                     matcher = unpacked(answer.packed, self._pool.setups[order.job.backend].vocabulary)
                     size = max(len(answer.packed), matcher.size)
                 except Exception as error:  # noqa: BLE001 - of a plugin
-                    return Failed("failed", f"what it compiled cannot be unpacked: {one_line(error)}", seconds)
+                    return Failed("failed", f"what it compiled cannot be unpacked: {type(error).__name__}", seconds)
                 return Compiled(matcher, size, seconds)
             case "begun":
                 raise AssertionError("a job began twice")

@@ -139,9 +139,13 @@ def flat_logits_and_head(
 ) -> tuple[torch.Tensor, Head]:
     """`flat_logits`, and what gives logits of further tokens of that forward, without computing their layers again.
 
-    The model itself makes them from what its body answered, so whatever it does behind its last layer is done.
+    The model itself makes them from what its body answered, so whatever it does behind its last layer is done. A model
+    that does not name its body computes all of them again each time.
     """
     body = model.get_decoder()
+    if body is None or body is model:
+        logits = flat_logits(model, attention, tokens, positions, keep)
+        return logits, functools.partial(flat_logits, model, attention, tokens, positions)
     answers: list[Any] = []
     hook = body.register_forward_hook(lambda _module, _args, answer: answers.append(answer))
     try:

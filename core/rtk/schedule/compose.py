@@ -1,6 +1,7 @@
 """From a batch of requests to the plain data of a step."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +67,17 @@ def sample_inputs(samples: list[tuple[Request, int]]) -> SampleInputs:
         top_k=np.array([max(p.top_k, 0) for p in params], dtype=Int32),
         uniform=np.array([0.0 if r.params.greedy else uniform(r.seed, at) for r, at in samples]),
         banned={i: tuple(r.stop_token_ids) for i, (r, at) in enumerate(samples) if at < r.params.min_new_tokens},
-        min_p=np.array([p.min_p for p in params], dtype=np.float32) if any(p.min_p for p in params) else None,
-        bias=_bias(params) if any(p.logit_bias for p in params) else None,
-        logprobs={i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None},
+        **(_rarer(params) if any(r.wants_more for r, _ in samples) else {}),
     )
+
+
+def _rarer(params: list[SamplingParams]) -> dict[str, Any]:
+    """What few requests ask for."""
+    return {
+        "min_p": np.array([p.min_p for p in params], dtype=np.float32),
+        "bias": _bias(params) if any(p.logit_bias for p in params) else None,
+        "logprobs": {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None},
+    }
 
 
 def _bias(params: list[SamplingParams]) -> Bias:

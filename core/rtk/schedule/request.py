@@ -87,6 +87,9 @@ class Request:
     last_token_s: float | None = None
     """When its latest token was there."""
 
+    wants_more: bool = field(init=False)
+    """Whether it asks for what most do without: `min_p`, a bias, log-probabilities."""
+
     # Written when admission is committed, and by the steps that follow.
     row: int = 0
     lease: Lease | None = None
@@ -107,6 +110,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.fill_len = self.prompt_len
+        params = self.params
+        self.wants_more = bool(params.min_p or params.logit_bias or params.logprobs is not None)
 
     @property
     def has_started(self) -> bool:

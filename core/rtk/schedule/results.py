@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from rtk.observe.logs import about
 from rtk.schedule.batch import Row, StepResult
 from rtk.schedule.constraints import Constraints
@@ -150,10 +152,9 @@ class Results:
             if (finish := self._finish(request, token)) is not None:
                 host.end(request, finish, (token,), own)
                 return
-            cached, of_prompt = request.cached_len, request.take_scores()
-            said = Output(
-                rid=request.rid, tokens=(token,), cached_tokens=cached, logprobs=own, prompt_logprobs=of_prompt
-            )
+            said = Output(rid=request.rid, tokens=(token,), cached_tokens=request.cached_len)
+            if own or request.scores is not None:
+                said = replace(said, logprobs=own, prompt_logprobs=request.take_scores())
             host.say(said)
 
     def _finish(self, request: Request, token: int) -> Finish | None:

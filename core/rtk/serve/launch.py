@@ -54,6 +54,7 @@ def _serve(
     collector.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
+    listener.listen()  # who reads in the log that it is ready can connect
     try:
         server = _server(engine, listener, tracing, tls)
         if isinstance(engine, Supervisor):
@@ -96,8 +97,9 @@ def _settings(config: ServeConfig, *, local: bool) -> "HttpSettings":
     from rtk.serve.http.rights import AdminRights, ApiKeys
     from rtk.serve.limits import Accounts, Ceilings
 
-    key = config.admin_api_key
-    admin = AdminRights(key=None if key is None else key.get_secret_value(), local=local)
+    key, keys = config.admin_api_key, tenant_keys(config.api_keys)
+    alone = local and not any(tenant for tenant, _ in keys)
+    admin = AdminRights(key=None if key is None else key.get_secret_value(), local=alone)
     return HttpSettings(
         max_body_bytes=config.max_body_bytes,
         max_batch=config.max_batch,
@@ -106,7 +108,7 @@ def _settings(config: ServeConfig, *, local: bool) -> "HttpSettings":
         strict_fields=config.strict_fields,
         tool_parser=config.tool_parser,
         admin=admin,
-        keys=ApiKeys([(tenant, key.get_secret_value()) for tenant, key in tenant_keys(config.api_keys)], admin),
+        keys=ApiKeys([(tenant, key.get_secret_value()) for tenant, key in keys], admin),
         accounts=Accounts(config.tenants),
         ceilings=Ceilings(config.max_prompt_tokens, config.max_new_tokens),
         allowed_hosts=(*LOCAL_NAMES, config.host) if local and config.allowed_hosts is None else config.allowed_hosts,

@@ -16,7 +16,7 @@ AT_THE_EDGE = frozenset({"Fuse", "Strip"})
 
 
 def vocabulary(tokenizer: Tokenizer, size: int, ends: Set[int]) -> Vocabulary:
-    """The first `size` tokens; special ones, and ids that stand for nothing, have no bytes.
+    """The first `size` tokens; silent ones, and ids that stand for nothing, have no bytes.
 
     Raises `ModelError` for a tokenizer whose tokens have other bytes beside other tokens. O(size).
     """

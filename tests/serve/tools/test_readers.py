@@ -219,6 +219,8 @@ TEMPLATES = {
     "{{ tools }} <|python_tag|>": objects.LLAMA3,
     '{{ tools }} {"name": function name, "parameters": dictionary of argument name and its value}': objects.LLAMA3,
     "{{ tools }} [func_name1(params_name1=params_value1)]": PYTHONIC,
+    "{{ tools }} <tool_call>{name}<arg_key>": None,
+    "{{ tools }} <seed:tool_call><function=x>": None,
     "{{ tools }}": None,
 }
 

@@ -89,7 +89,7 @@ def _call(call: Any, place: str, ignored: Ignored) -> dict[str, Any]:
     for name in call.keys() - {"id", "type", "function", "index"}:
         ignored.note(f"{place}.{name}")
     named = _text(function.get("name"), f"{place}.function.name")
-    arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
+    arguments = read_arguments(function.get("arguments"), f"{place}.function.arguments")
     return {
         "id": _text(call.get("id"), f"{place}.id"),
         "type": "function",
@@ -97,7 +97,8 @@ def _call(call: Any, place: str, ignored: Ignored) -> dict[str, Any]:
     }
 
 
-def _arguments(value: Any, place: str) -> dict[str, Any]:
+def read_arguments(value: Any, place: str) -> dict[str, Any]:
+    """The arguments of a call, which are sent as a text, as the object that templates write."""
     if isinstance(value, str):
         check_text(value, field=place)
         try:

@@ -122,8 +122,8 @@ SCHEMAS: Mapping[str, Schema] = {
     "sampling_params": _object("The sampling parameters.", {}, **_ref("SamplingParams")),
     "return_ids": _boolean("Add the token ids of the answer."),
     # length
-    "max_tokens": _integer("Length of the answer; by default as much as fits.", 1, _COUNT),
-    "max_completion_tokens": _integer("The same under a newer name; with both, they must agree.", 1, _COUNT),
+    "max_tokens": _integer("Length of the answer; by default as much as fits. 0 only with echo.", 0, _COUNT),
+    "max_completion_tokens": _integer("The same under a newer name; with both, they must agree.", 0, _COUNT),
     "max_output_tokens": _integer("Length of the answer, thoughts included; by default as much as fits.", 1, _COUNT),
     "max_new_tokens": _integer("Length of the answer; 0 computes the prompt only.", 0, _COUNT),
     "min_tokens": _integer("No stop token or string ends the text before.", 0, _COUNT, 0),

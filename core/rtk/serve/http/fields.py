@@ -80,6 +80,7 @@ def _later(
     return (Field(name, scope, Kind.LATER, neutral, instead) for name in names)
 
 
+_NOT_STORED = "nothing is stored here: send the whole conversation as input"
 _NO_BEAMS = "there is no beam search; n samples several answers"
 
 
@@ -115,8 +116,9 @@ FIELDS: tuple[Field, ...] = (
     *_read(Scope.CHAT, "top_logprobs"),
     *_read(Scope.CHAT | KEEPING | Scope.TOKENIZE, "messages", "add_generation_prompt", "continue_final_message"),
     *_read(Scope.CHAT | Scope.RESPONSES | KEEPING | Scope.TOKENIZE, "chat_template_kwargs"),
-    *_read(Scope.CHAT | KEEPING | Scope.TOKENIZE, "tools"),
-    *_read(Scope.CHAT, "tool_choice", "parallel_tool_calls", "separate_reasoning"),
+    *_read(Scope.CHAT | Scope.RESPONSES | KEEPING | Scope.TOKENIZE, "tools"),
+    *_read(Scope.CHAT | Scope.RESPONSES, "tool_choice", "parallel_tool_calls"),
+    *_read(Scope.CHAT, "separate_reasoning"),
     *_read(Scope.GENERATE | KEEPING | Scope.RESPONSES, "text"),
     *_read(Scope.GENERATE | KEEPING, "input_ids"),
     *_read(Scope.GENERATE, "sampling_params", "return_ids"),
@@ -163,14 +165,12 @@ FIELDS: tuple[Field, ...] = (
     *_later("image_data", "video_data", "audio_data", "audio", instead="prompts and answers are texts"),
     *_later("modalities", neutral=(["text"],), instead="answers are texts"),
     # OpenAI's responses: nothing is stored, and nothing runs without its client
-    *_later("previous_response_id", "conversation", "prompt", "max_tool_calls", scope=Scope.RESPONSES),
+    *_later("previous_response_id", "conversation", instead=_NOT_STORED, scope=Scope.RESPONSES),
+    *_later("prompt", instead="send input and instructions", scope=Scope.RESPONSES),
+    *_later("max_tool_calls", scope=Scope.RESPONSES),
+    *_later("n", neutral=(1,), instead="send several requests", scope=Scope.RESPONSES),
+    *_later("top_logprobs", neutral=(0,), instead="/v1/chat/completions has them", scope=Scope.RESPONSES),
     *_later("background", neutral=(False,), scope=Scope.RESPONSES),
-    *_later(
-        "n",
-        neutral=(1,),
-        instead="a response is one answer; there are several at /v1/chat/completions",
-        scope=Scope.RESPONSES,
-    ),
     *_later("truncation", neutral=("disabled",), scope=Scope.RESPONSES),
     *_ignored("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
 )

@@ -6,16 +6,17 @@ from typing import Any
 
 from rtk.schedule.messages import Finish
 from rtk.serve.protocol import Delta
+from rtk.serve.tools.reader import CallPart, Reader, Said
 
 Named = tuple[str, dict[str, Any]]
 """An event: what it is called, and what it says."""
 
-_PARTS = {"reasoning": ("rs_", "reasoning_text"), "message": ("msg_", "output_text")}
-"""Of each type of item: the prefix of its id, and the type of its one part."""
+_PARTS = {"reasoning": ("rs_", "reasoning_text"), "message": ("msg_", "output_text"), "function_call": ("fc_", "")}
+"""Of each type of item: the prefix of its id, and the type of its one part; calls have none."""
 
 
 class _Item:
-    """One item of the output; it has one part."""
+    """One item of the output; it has one part, of text."""
 
     def __init__(self, kind: str, index: int) -> None:
         prefix, self._part_type = _PARTS[kind]
@@ -53,8 +54,12 @@ class _Item:
         return {"type": self._part_type, "text": "".join(self._texts), **notes}
 
     @property
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": self._index}
+
+    @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": self._index, "content_index": 0}
+        return {**self._where, "content_index": 0}
 
     @property
     def _logprobs(self) -> dict[str, Any]:
@@ -65,10 +70,37 @@ class _Item:
         return {"id": self._id, "type": self.kind, "status": self._status, **who, "content": content}
 
 
+class _CallItem(_Item):
+    """A call of a function."""
+
+    def __init__(self, call: CallPart, index: int) -> None:
+        super().__init__("function_call", index)
+        self._call = call
+
+    def opened(self) -> Iterator[Named]:
+        yield "response.output_item.added", {"output_index": self._index, "item": self.described()}
+
+    def said(self, text: str) -> Iterator[Named]:
+        self._texts.append(text)
+        yield "response.function_call_arguments.delta", {**self._where, "delta": text}
+
+    def closed(self, status: str) -> Iterator[Named]:
+        self._status = status
+        whole = {"name": self._call.name, "arguments": "".join(self._texts)}
+        yield "response.function_call_arguments.done", {**self._where, **whole}
+        yield "response.output_item.done", {"output_index": self._index, "item": self.described()}
+
+    def described(self) -> dict[str, Any]:
+        called = {"call_id": self._call.id, "name": self._call.name, "arguments": "".join(self._texts)}
+        return {"id": self._id, "type": self.kind, "status": self._status, **called}
+
+
 class ResponseOutput:
     """The output of one response, as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Reader | None = None) -> None:
+        """`reader`: what finds calls of tools in the answer."""
+        self._reader = reader
         self._items: list[_Item] = []
         self._last: Delta | None = None
         self._reasoning_tokens = 0
@@ -79,23 +111,35 @@ class ResponseOutput:
         if delta.thought:
             self._reasoning_tokens = delta.completion_tokens
             yield from self._say("reasoning", delta.thought)
-        if delta.content:
-            yield from self._say("message", delta.content)
+        said = self._read(delta)
+        if said.content:
+            yield from self._say("message", said.content)
+        for call in said.calls:
+            if call.id:
+                yield from self._open(_CallItem(call, len(self._items)))
+            if call.arguments:
+                yield from self._items[-1].said(call.arguments)
         if delta.finish is not None:
             if not self._items:
-                yield from self._open("message")
+                yield from self._open(_Item("message", 0))
             yield from self._items[-1].closed("completed" if delta.finish.reason == "stop" else "incomplete")
+
+    def _read(self, delta: Delta) -> Said:
+        if self._reader is None:
+            return Said(delta.content, [])
+        return self._reader.push(delta.content, last=delta.finish is not None)
 
     def _say(self, kind: str, text: str) -> Iterator[Named]:
         if not self._items or self._items[-1].kind != kind:
-            if self._items:
-                yield from self._items[-1].closed("completed")
-            yield from self._open(kind)
+            yield from self._open(_Item(kind, len(self._items)))
         yield from self._items[-1].said(text)
 
-    def _open(self, kind: str) -> Iterator[Named]:
-        self._items.append(_Item(kind, len(self._items)))
-        yield from self._items[-1].opened()
+    def _open(self, item: _Item) -> Iterator[Named]:
+        """The next item; the one before is whole."""
+        if self._items:
+            yield from self._items[-1].closed("completed")
+        self._items.append(item)
+        yield from item.opened()
 
     def break_off(self) -> None:
         """Nothing follows, and nobody hears of it here."""

@@ -22,6 +22,7 @@ from rtk.serve.http.forms import described, headers, read_flat_format, read_form
 from rtk.serve.http.response_input import read_input
 from rtk.serve.http.response_output import Named, ResponseOutput
 from rtk.serve.http.stream import Events, event, stream_response, while_connected
+from rtk.serve.http.tools import read_flat_tools
 from rtk.serve.protocol import Chat, GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,12 @@ class Responses(Endpoints):
         handling = self.handling(request, values, ignored)
         rid = typed(values, "rid", str, "resp_" + uuid.uuid4().hex)
         name_request(request, rid)
-        asked = _form(values, ignored)
+        tools = read_flat_tools(values, ignored, self.manager.tokenizer, self.settings.tool_parser)
+        wanted = _form(values, ignored)
+        asked = tools.form(wanted)
         form = None if asked is None else await self.manager.form(asked)
         generate = GenerateRequest(
-            prompt=Chat(messages, typed(values, "chat_template_kwargs", dict, {})),
+            prompt=Chat(messages, {**typed(values, "chat_template_kwargs", dict, {}), **tools.options}),
             prompt_name="input",
             sampling=sampling,
             names={"max_new_tokens": "max_output_tokens"},
@@ -61,7 +64,8 @@ class Responses(Endpoints):
             form=form,
             **handling,
         )
-        answer = _Answer(generate, self._head(values, generate))
+        output = ResponseOutput(tools.reader(either=wanted is not None))
+        answer = _Answer(generate, self._head(values, generate), output)
         sent = ignored.headers | headers(form)
         if stream:
             return await stream_response(request, self._events(generate, answer), sent)
@@ -82,9 +86,9 @@ class Responses(Endpoints):
             "top_p": values.get("top_p", defaults["top_p"]),
             "text": {"format": values.get("text", {}).get("format") or {"type": "text"}},
             "reasoning": {"effort": None, "summary": None},
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
+            "tools": values.get("tools", []),
+            "tool_choice": values.get("tool_choice", "auto"),
+            "parallel_tool_calls": values.get("parallel_tool_calls", True),
             "previous_response_id": None,
             "truncation": "disabled",
             "store": False,
@@ -134,10 +138,10 @@ class Responses(Endpoints):
 class _Answer:
     """A response as it comes."""
 
-    def __init__(self, generate: GenerateRequest, head: dict[str, Any]) -> None:
+    def __init__(self, generate: GenerateRequest, head: dict[str, Any], output: ResponseOutput) -> None:
         self._head = head
         self._form = generate.form
-        self.output = ResponseOutput()
+        self.output = output
         self._error: RequestError | None = None
 
     def fail(self, error: RequestError) -> None:
@@ -169,9 +173,9 @@ class _Answer:
         }
 
     def _checked(self) -> dict[str, Any]:
-        """The result of the check of a finished text, where there was to be one."""
+        """What became of the form of a finished text, where it was checked; of calls, how far it is kept."""
         form: ServedForm | None = self._form
-        if form is None or not form.verify or self.output.finish is None:
+        if form is None or self.output.finish is None or not (form.verify or form.asked.kind == "tool_calls"):
             return {}
         return {"rtk": described(form, finished=True, verified=self.output.verified)}
 

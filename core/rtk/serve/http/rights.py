@@ -26,11 +26,11 @@ def tenant_of(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminRights:
-    """With a key, whoever brings it; without one, whoever reaches the server, if that is only this machine."""
+    """With a key, whoever brings it; without one, whoever reaches the server, if that is who runs it."""
 
     key: str | None = field(default=None, repr=False)
     local: bool = True
-    """Whether only this machine reaches the server."""
+    """Whether only this machine reaches the server, and nobody on it is a tenant beside others."""
 
     def refusal(self, request: Request) -> RequestError | None:
         """Why the sender of `request` may not run the server; None if it may."""
@@ -105,8 +105,9 @@ def _unauthorized() -> RequestError:
 
 def _closed() -> RequestError:
     return RequestError(
-        "closed: the server listens on an address that others may reach, and has no key to tell administrators by; "
-        "set serve.admin_api_key, or bind it to a loopback address such as 127.0.0.1 (serve.host)",
+        "closed: the server listens on an address that others may reach, or has tenants, and has no key to tell "
+        "administrators by; set serve.admin_api_key, or bind it to a loopback address such as 127.0.0.1 (serve.host), "
+        "without tenants",
         code="admin_closed",
         status=403,
     )

@@ -100,6 +100,40 @@ def read_tools(values: Mapping[str, Any], ignored: Ignored, tokenizer: Tokenizer
     return AskedTools(shown_tools, found, tools, mode, most, *check_options(values))
 
 
+def read_flat_tools(values: Mapping[str, Any], ignored: Ignored, tokenizer: Tokenizer, parser: str) -> AskedTools:
+    """The same of /v1/responses, where a function is no object of its own."""
+    nested = {name: value for name, value in values.items() if name not in ("tools", "tool_choice")}
+    if isinstance(tools := values.get("tools"), list):
+        nested["tools"] = [_nested(tool) for tool in tools]
+    elif tools is not None:
+        nested["tools"] = tools
+    choice = values.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = _nested(choice)
+    elif isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        of = choice.get("tools")
+        allowed = {**choice, "tools": [_nested(tool) for tool in of] if isinstance(of, list) else of}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    nested["tool_choice"] = choice
+    try:
+        return read_tools(nested, ignored, tokenizer, parser)
+    except RequestError as error:
+        field = None if error.field is None else _flat(error.field)
+        raise RequestError(_flat(str(error)), field=field, code=error.code, status=error.status) from error
+
+
+def _nested(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _flat(text: str) -> str:
+    """Places as the client has them."""
+    text = re.sub(r"^(tools\[\d+\]|tool_choice(?:\.allowed_tools\.tools\[\d+\])?)\.function\b", r"\1", text)
+    return re.sub(r"^tool_choice\.allowed_tools\b", "tool_choice", text)
+
+
 def template_tools(values: Mapping[str, Any], ignored: Ignored, tokenizer: Tokenizer) -> dict[str, Any]:
     """The tools in `values` as an option of the chat template, where there are any."""
     shown_tools, _ = read_list(values, ignored)

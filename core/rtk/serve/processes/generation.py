@@ -259,4 +259,5 @@ class Generation:
         while not ended:
             messages = TO_MAIN.decode(self._source.recv())
             ended = isinstance(messages[-1], End)
-            self._deliver([message for message in messages if not isinstance(message, End)])
+            if texts := [message for message in messages if not isinstance(message, End)]:
+                self._deliver(texts)

@@ -12,12 +12,13 @@ _FORMATS = {
     for one in (hermes.FORMAT, qwen3_coder.FORMAT, objects.LLAMA3, mistral.OLD, pythonic.FORMAT, objects.JSON)
 }
 _SIGNS = (
-    (mistral.MARK, "mistral"),
-    (qwen3_coder.FUNCTION, "qwen3_coder"),
-    (hermes.BEGIN, "hermes"),
-    ("func_name1(", "pythonic"),
-    (objects.TAG, "llama3_json"),
-    ('"parameters": dictionary of argument name', "llama3_json"),
+    ("mistral", {mistral.MARK}),
+    ("none", {hermes.BEGIN, "<arg_key>"}),  # the same marks around another format
+    ("qwen3_coder", {hermes.BEGIN, qwen3_coder.FUNCTION}),
+    ("hermes", {hermes.BEGIN}),
+    ("pythonic", {"func_name1("}),
+    ("llama3_json", {objects.TAG}),
+    ("llama3_json", {'"parameters": dictionary of argument name'}),
 )
 """What stands in templates of each format, the surest first."""
 
@@ -26,7 +27,7 @@ def tool_format(tokenizer: Tokenizer, setting: str) -> Format | None:
     """How calls are written; None: in no way that is known. `setting` is one of `NAMES`, "auto" or "none"."""
     template = tokenizer.tool_template or ""
     if setting == "auto":
-        setting = next((name for sign, name in _SIGNS if sign in template), "none")
+        setting = next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), "none")
     if setting == "mistral" and mistral.ARGUMENTS in template:
         return mistral.NEW
     return _FORMATS.get(setting)
