@@ -238,6 +238,8 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "Detokenized": _object("The text of token ids.", {"prompt": _TEXT}),
     "Health": _object("How the server is.", {"status": {"enum": ["ok", "degraded"]}}, {"instead": _ANY_OBJECT}),
+    "Ready": _object("That it is.", {"status": {"const": "ready"}}),
+    "Metrics": {"type": "string", "description": "Prometheus' text format."},
     "ServerInfo": _object(
         "What the server is, and what it has done.",
         {

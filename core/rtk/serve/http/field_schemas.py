@@ -12,6 +12,7 @@ from rtk.schedule import params
 from rtk.serve import asking, handling
 from rtk.serve.http.chat import ROLES
 from rtk.serve.http.fields import Field, Kind, Scope
+from rtk.serve.http.tools import NAME
 
 Schema = dict[str, Any]
 
@@ -111,9 +112,7 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "routing_key": _string("For policies that read it: equal keys like to run together.", **_NAME),
     "deadline_ms": _above_0("Milliseconds after which the request ends with an error.", handling.MAX_DEADLINE_MS),
-    "tenant": _string(
-        "Whose things are meant; for administrators. By default the sender's own.", maxLength=_NAME["maxLength"]
-    ),
+    "tenant": _string("Whose things are meant; for administrators. By default the sender's own."),
     "namespaces": _schema(
         'Whether to look at other namespaces too; "all" is for administrators.', "own", enum=["own", "all"]
     ),
@@ -122,7 +121,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "sampling_params": _object("The sampling parameters.", {}, **_ref("SamplingParams")),
     "return_ids": _boolean("Add the token ids of the answer."),
     # length
-    "max_tokens": _integer("Length of the answer; by default as much as fits. 0 only with echo.", 0, _COUNT),
+    "max_tokens": _integer("Length of the answer; by default as much as fits; 0 only with echo.", 0, _COUNT),
     "max_completion_tokens": _integer("The same under a newer name; with both, they must agree.", 0, _COUNT),
     "max_output_tokens": _integer("Length of the answer, thoughts included; by default as much as fits.", 1, _COUNT),
     "max_new_tokens": _integer("Length of the answer; 0 computes the prompt only.", 0, _COUNT),
@@ -161,7 +160,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "skip_special_tokens": _boolean("Special tokens have no text.", default=True),
     # answers
     "n": _integer("Answers to each prompt.", 1, params.MAX_ANSWERS, 1),
-    "best_of": _integer("The same as n: all answers that are sampled are returned.", 1, params.MAX_ANSWERS),
+    "best_of": _schema("The value of n: all answers that are sampled are returned.", type="integer", minimum=1),
     "echo": _boolean("The answer begins with the prompt."),
     "logprobs": _one_of(
         "Log-probabilities of each token, and of so many of the most probable.",
@@ -172,15 +171,18 @@ SCHEMAS: Mapping[str, Schema] = {
     "prompt_logprobs": _integer("The same of the prompt's tokens.", 0, _TOP),
     "return_logprob": _boolean("Tell log-probabilities of tokens."),
     "top_logprobs_num": _integer("So many of the most probable tokens beside each.", 0, _TOP, 0),
-    "logprob_start_len": _integer(
-        "The first token of the prompt whose log-probability is told; -1: none.", -1, _COUNT, -1
+    "logprob_start_len": _schema(
+        "The first token of the prompt whose log-probability is told, at most its length; -1: none.",
+        -1,
+        type="integer",
+        minimum=-1,
     ),
     "return_text_in_logprobs": _boolean("Tokens beside log-probabilities have their text."),
     # tools
-    "tools": _list("Functions that the model may call.", _ref("Tool"), []),
+    "tools": _list("Functions that the model may call.", _ref("Tool")),
     "tool_choice": _one_of(
         "Whether the model may, must or must not call, or what.",
-        {"enum": ["none", "auto", "required"]},
+        {"type": "string", "enum": ["none", "auto", "required"]},
         {"type": "object"},
     ),
     "functions": _list("The same in an older form.", {"type": "object"}, []),
@@ -235,7 +237,8 @@ _HERE: Mapping[tuple[str, Scope], Schema] = {
             "format": _schema("As response_format, with the schema in the object itself.", type=["object", "null"])
         },
     ),
-    ("logprobs", Scope.CHAT): _boolean("Tell log-probabilities of tokens."),
+    ("tools", Scope.RESPONSES): _list("Functions that the model may call.", _ref("FlatTool")),
+    ("logprobs", Scope.CHAT): _schema("Tell log-probabilities of tokens.", type="boolean"),
 }
 """What means something else in one place."""
 
@@ -258,6 +261,13 @@ ONE_OF: Mapping[Scope, tuple[str, ...]] = {
 }
 """Fields of which one must be there, and not several."""
 
+_FUNCTION: Mapping[str, Schema] = {
+    "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+    "description": {"type": ["string", "null"]},
+    "parameters": {"type": ["object", "null"], "description": "A JSON Schema of the arguments."},
+    "strict": {"type": ["boolean", "null"], "description": "Whether arguments are held to it."},
+}
+
 PARTS: Mapping[str, Schema] = {
     "TokenId": _integer("A token id, below the size of the vocabulary.", 0, _COUNT),
     "Message": _object(
@@ -273,21 +283,67 @@ PARTS: Mapping[str, Schema] = {
     "TextPart": _object(
         "A part of a message.", properties={"type": {"const": "text"}, "text": _TEXT}, required=["type", "text"]
     ),
-    "InputItem": _object(
-        "A message, or what was thought before the next one.",
+    "InputItem": _one_of(
+        "An item of a conversation.",
+        *map(_ref, ("InputMessage", "InputReasoning", "InputCall", "InputCallOutput")),
+    ),
+    "InputMessage": _object(
+        "A message.",
         properties={
-            "type": {"enum": ["message", "reasoning"]},
+            "type": {"enum": ["message", None]},
             "role": {"enum": ["system", "developer", "user", "assistant"]},
             "content": _one_of("The text, or its parts.", _TEXT, {"type": "array", "items": _ref("ItemPart")}),
         },
-        required=["content"],
+        required=["role", "content"],
+    ),
+    "InputReasoning": _object(
+        "What was thought before the assistant's item that follows.",
+        properties={
+            "type": {"const": "reasoning"},
+            "content": {"type": ["array", "null"], "items": _ref("ReasoningPart")},
+        },
+        required=["type"],
+    ),
+    "InputCall": _object(
+        "A call of a function.",
+        properties={
+            "type": {"const": "function_call"},
+            "call_id": _TEXT,
+            "name": _TEXT,
+            "arguments": {"type": ["string", "object"], "description": "A JSON object, as a string."},
+        },
+        required=["type", "call_id", "name", "arguments"],
+    ),
+    "InputCallOutput": _object(
+        "What came of a call.",
+        properties={
+            "type": {"const": "function_call_output"},
+            "call_id": _TEXT,
+            "output": _one_of("The text, or its parts.", _TEXT, {"type": "array", "items": _ref("ItemPart")}),
+        },
+        required=["type", "call_id", "output"],
+    ),
+    "ReasoningPart": _object(
+        "A part of what was thought.",
+        properties={"type": {"const": "reasoning_text"}, "text": _TEXT},
+        required=["type", "text"],
     ),
     "ItemPart": _object(
         "A part of an item.",
-        properties={"type": {"enum": ["input_text", "output_text", "reasoning_text"]}, "text": _TEXT},
+        properties={"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT},
         required=["type", "text"],
     ),
-    "Tool": _object("A function that the model may call.", properties={"type": {"const": "function"}}),
+    "Tool": _object(
+        "A function that the model may call.",
+        properties={"type": {"const": "function"}, "function": _ref("Function")},
+        required=["type", "function"],
+    ),
+    "Function": _object("What it is called, what it does, and its arguments.", properties=_FUNCTION, required=["name"]),
+    "FlatTool": _object(
+        "A function that the model may call.",
+        properties={"type": {"const": "function"}, **_FUNCTION},
+        required=["type", "name"],
+    ),
 }
 """What fields are made of."""
 

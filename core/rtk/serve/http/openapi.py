@@ -12,6 +12,7 @@ from rtk.serve.http.errors import json_response
 from rtk.serve.http.field_schemas import ONE_OF, PARTS, REQUIRED, Schema, schema_of
 from rtk.serve.http.fields import FIELDS, IGNORED_HEADER, Scope, field_of
 from rtk.serve.http.forms import HEADER as GRAMMAR_HEADER
+from rtk.serve.http.rights import OPEN_PATHS
 
 _BODIES = {
     Scope.COMPLETIONS: "CompletionRequest",
@@ -31,16 +32,19 @@ _BODIES = {
 _ERRORS = {
     400: "The request is refused; the message names the field, the value and what is allowed.",
     401: "For those who bring a key.",
-    403: "Closed on this server.",
+    403: "Closed on this server, or to who calls it from there.",
     404: "What is named is not there.",
+    408: "The body did not come in time.",
     409: "It is at odds with what the server is doing.",
     413: "The body is too large.",
+    429: "The tenant has taken what it may; see Retry-After.",
     500: "It ran and failed, or a bug.",
     503: "Not now: too busy, too late, or at the end.",
 }
-_ASKING = (500, 503)
-_READING = (400, 413, 500)
-_GENERATING = (400, 404, 409, 413, 500, 503)
+_GUARDED = (401, 403, 500, 503)
+"""What may become of any request but those to `OPEN_PATHS`."""
+_READING = (400, 408, 413)
+_GENERATING = (404, 409, 429)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +56,14 @@ class Operation:
     summary: str
     answer: str
     """Of `ANSWERS`."""
+    media: tuple[str, ...] = ("application/json",)
+    """What kinds of text that may be."""
     scope: Scope | None = None
     """Whose fields the body has; None: no body is read."""
     examples: Mapping[str, Any] = field(default_factory=dict)
     """Bodies, by what they show."""
-    errors: tuple[int, ...] = _ASKING
+    errors: tuple[int, ...] = ()
+    """Beside those of all that is guarded, and of all that has a body."""
     event: str | None = None
     """What the events of a stream hold, where it can stream."""
     done: bool = False
@@ -65,6 +72,17 @@ class Operation:
     """Whether its answer may have a form."""
     admin: bool = False
     """Whether it is for administrators."""
+
+    @property
+    def guarded(self) -> bool:
+        """Whether keys, hosts and crowds are looked at before it."""
+        return self.path not in OPEN_PATHS
+
+    @property
+    def statuses(self) -> list[int]:
+        """Those of its errors."""
+        guarded = _GUARDED if self.guarded else (500,)
+        return sorted({*self.errors, *guarded, *(_READING if self.scope is not None else ())})
 
     @property
     def name(self) -> str:
@@ -127,8 +145,8 @@ OPERATIONS: tuple[Operation, ...] = (
         event="ResponseEvent",
         form=True,
     ),
-    Operation(method="GET", path="/v1/models", summary="The served model, as a list", answer="Models", errors=(500,)),
-    Operation(method="GET", path="/v1/models/{model}", summary="The served model", answer="Model", errors=(404, 500)),
+    Operation(method="GET", path="/v1/models", summary="The served model, as a list", answer="Models"),
+    Operation(method="GET", path="/v1/models/{model}", summary="The served model", answer="Model", errors=(404,)),
     Operation(
         method="POST",
         path="/generate",
@@ -155,7 +173,7 @@ OPERATIONS: tuple[Operation, ...] = (
             "text": {"prompt": "The tide comes in", "return_token_strs": True},
             "chat": {"messages": [{"role": "user", "content": "Hi"}]},
         },
-        errors=(400, 404, 413, 500),
+        errors=(404,),
     ),
     Operation(
         method="POST",
@@ -164,9 +182,17 @@ OPERATIONS: tuple[Operation, ...] = (
         answer="Detokenized",
         scope=Scope.DETOKENIZE,
         examples={"ids": {"tokens": [5, 6]}},
-        errors=(400, 404, 413, 500),
+        errors=(404,),
     ),
-    Operation(method="GET", path="/health", summary="Whether requests can be served", answer="Health"),
+    Operation(method="GET", path="/health", summary="Whether requests can be served", answer="Health", errors=(503,)),
+    Operation(method="GET", path="/ready", summary="Whether one more would be taken", answer="Ready", errors=(503,)),
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="What Prometheus reads",
+        answer="Metrics",
+        media=("text/plain", "application/openmetrics-text"),
+    ),
     Operation(
         method="GET", path="/server_info", summary="Version, configuration, model, counters", answer="ServerInfo"
     ),
@@ -177,14 +203,13 @@ OPERATIONS: tuple[Operation, ...] = (
         answer="Aborted",
         scope=Scope.ABORT,
         examples={"one": {"rid": "story"}},
-        errors=_READING,
     ),
     Operation(
         method="GET",
         path="/requests/{rid}/explain",
         summary="Why a request waited",
         answer="RequestExplanation",
-        errors=(400, 401, 403, 404, 500, 503),
+        errors=(400, 404),
         admin=True,
     ),
     Operation(
@@ -192,7 +217,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/flush_cache",
         summary="Empty the prefix cache",
         answer="Flushed",
-        errors=(401, 403, 409, 500, 503),
+        errors=(409,),
         admin=True,
     ),
     Operation(method="GET", path="/cache", summary="What is in the KV pool", answer="CacheReport"),
@@ -206,7 +231,7 @@ OPERATIONS: tuple[Operation, ...] = (
             "text": {"text": "The tide comes in"},
             "everywhere": {"text": "The tide comes in", "namespaces": "all"},
         },
-        errors=(400, 401, 403, 409, 413, 500, 503),
+        errors=(409,),
     ),
     Operation(
         method="POST",
@@ -217,7 +242,7 @@ OPERATIONS: tuple[Operation, ...] = (
         examples={
             "chat": {"name": "greeting", "messages": [{"role": "system", "content": "Be brief."}], "ttl_s": 86400}
         },
-        errors=(400, 401, 403, 409, 413, 500, 503),
+        errors=(409,),
         admin=True,
     ),
     Operation(
@@ -227,10 +252,10 @@ OPERATIONS: tuple[Operation, ...] = (
         answer="Pin",
         scope=Scope.UNPIN,
         examples={"one": {"name": "greeting"}},
-        errors=(400, 401, 403, 404, 409, 413, 500, 503),
+        errors=(404, 409),
         admin=True,
     ),
-    Operation(method="GET", path="/openapi.json", summary="This document", answer="Document", errors=(500,)),
+    Operation(method="GET", path="/openapi.json", summary="This document", answer="Document"),
 )
 
 
@@ -266,14 +291,15 @@ def document(version: str) -> dict[str, Any]:
             "headers": _HEADERS,
             "responses": {str(status): _error(status) for status in _ERRORS},
             "securitySchemes": {
-                "adminKey": {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": "serve.admin_api_key, where the server has one.",
-                }
+                "clientKey": _key("serve.api_keys, where the server has some: each is of a tenant."),
+                "adminKey": _key("serve.admin_api_key, where the server has one."),
             },
         },
     }
+
+
+def _key(text: str) -> dict[str, Any]:
+    return {"type": "http", "scheme": "bearer", "description": text}
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
@@ -289,15 +315,15 @@ def _operation(operation: Operation) -> dict[str, Any]:
         examples = {name: {"value": example} for name, example in operation.examples.items()}
         content = {"schema": body, "examples": examples}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
-    errors = {str(status): _ref("responses", str(status)) for status in operation.errors}
+    errors = {str(status): _ref("responses", str(status)) for status in operation.statuses}
     described["responses"] = {"200": _answer(operation), **errors}
-    if operation.admin:
-        described["security"] = [{"adminKey": []}, {}]
+    if operation.guarded:
+        described["security"] = [{"adminKey": []}, *([] if operation.admin else [{"clientKey": []}]), {}]
     return described
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref("schemas", operation.answer)}}
+    content: dict[str, Any] = {kind: {"schema": _ref("schemas", operation.answer)} for kind in operation.media}
     if operation.event is not None:
         said = {"contentMediaType": "application/json", "contentSchema": _ref("schemas", operation.event)}
         data = {"anyOf": [said, {"const": "[DONE]"}]} if operation.done else said
@@ -328,7 +354,7 @@ def _body(scope: Scope) -> Schema:
 
 
 def _error(status: int) -> dict[str, Any]:
-    headers = {401: ("WWW-Authenticate",), 503: ("Retry-After",)}.get(status, ())
+    headers = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}.get(status, ())
     described: dict[str, Any] = {"description": _ERRORS[status]}
     if headers:
         described["headers"] = {name: _ref("headers", name) for name in headers}
