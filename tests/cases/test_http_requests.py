@@ -121,7 +121,7 @@ def test_d10_stop_tokens_outside_the_vocabulary(http, ids):
     [{"token_ids_logprob": [-1]}, {"logit_bias": {str(V): 1}}, {"bad_words": [[V]]}],
     ids=lambda f: next(iter(f)),
 )
-def test_d10_ids_in_fields_that_do_not_work_yet(http, field):
+def test_d10_ids_in_other_fields(http, field):
     assert error_of(http.complete(prompt="x", min_tokens=5, **field))["param"] in field
 
 

@@ -96,7 +96,9 @@ def test_one_request_has_so_many_answers_at_most(http):
 
 def test_best_of_is_n(http):
     assert len(http.complete(prompt="x", n=2, best_of=2).json()["choices"]) == 2
-    for body in ({"best_of": 2}, {"n": 2, "best_of": 3}, {"n": 2, "best_of": 1}, {"best_of": True}):
+    for value in (0, 129, True, 1.0):
+        assert error_of(http.complete(prompt="x", best_of=value))["code"] == "invalid_request"
+    for body in ({"best_of": 2}, {"n": 2, "best_of": 3}, {"n": 2, "best_of": 1}):
         error = error_of(http.complete(prompt="x", **body))
         assert (error["param"], error["code"]) == ("best_of", "not_supported")
     assert error_of(http.generate(text="x", sampling_params={"best_of": 2}))["param"] == "sampling_params.best_of"

@@ -30,6 +30,11 @@ _NUMBER: Schema = {"type": "number"}
 _FLAG: Schema = {"type": "boolean"}
 _ANY_OBJECT: Schema = {"type": "object"}
 _IDS = _list(_COUNT)
+_TRIPLE: Schema = {
+    "type": "array",
+    "prefixItems": [{"type": ["number", "null"]}, {"type": "integer"}, {"type": ["string", "null"]}],
+    "description": "A log-probability, a token id, and its text where that is asked for.",
+}
 _REASON: Schema = {"type": ["string", "null"], "description": "Why the text ended; null while it goes on."}
 _OR_ERROR = {"anyOf": [_list(_ref("Pin")), _ref("Error")]}
 
@@ -69,10 +74,45 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "CompletionChoice": _object(
         "One text.",
-        {"index": _COUNT, "text": _TEXT, "logprobs": _or_null("object"), "finish_reason": _REASON},
-        _GRAMMAR,
+        {
+            "index": _COUNT,
+            "text": _TEXT,
+            "logprobs": {"anyOf": [_ref("CompletionLogprobs"), {"type": "null"}]},
+            "finish_reason": _REASON,
+        },
+        {"prompt_logprobs": _list(_or_null("object")), **_GRAMMAR},
     ),
-    "ChatCompletion": _object("Messages.", {**_HEAD, "choices": _list(_ref("ChatChoice")), "usage": _ref("Usage")}),
+    "CompletionLogprobs": _object(
+        "Of tokens that the text has, in order; of the prompt's first one there is none.",
+        {
+            "tokens": _list(_TEXT),
+            "token_logprobs": _list(_or_null("number")),
+            "top_logprobs": _list(_or_null("object")),
+            "text_offset": _list(_COUNT),
+        },
+    ),
+    "ChatLogprobs": _object(
+        "Of the tokens that were generated, in order.",
+        {
+            "content": _list(
+                {
+                    "allOf": [_ref("TokenLogprob")],
+                    "properties": {"top_logprobs": _list(_ref("TokenLogprob"))},
+                    "required": ["top_logprobs"],
+                }
+            ),
+            "refusal": {"type": "null"},
+        },
+    ),
+    "TokenLogprob": _object(
+        "Of one token; those with a part of a character are put together by their bytes.",
+        {"token": _TEXT, "logprob": {"type": "number"}, "bytes": {"type": ["array", "null"], "items": _COUNT}},
+    ),
+    "ChatCompletion": _object(
+        "Messages.",
+        {**_HEAD, "choices": _list(_ref("ChatChoice")), "usage": _ref("Usage")},
+        {"prompt_logprobs": _list(_or_null("object"))},
+    ),
     "ChatChoice": _object(
         "One message.",
         {
@@ -86,7 +126,7 @@ ANSWERS: Mapping[str, Schema] = {
                     "tool_calls": _list(_ANY_OBJECT),
                 },
             ),
-            "logprobs": _or_null("object"),
+            "logprobs": {"anyOf": [_ref("ChatLogprobs"), {"type": "null"}]},
             "finish_reason": _REASON,
         },
         _GRAMMAR,
@@ -110,7 +150,7 @@ ANSWERS: Mapping[str, Schema] = {
                     "tool_calls": _list(_ANY_OBJECT),
                 },
             ),
-            "logprobs": _or_null("object"),
+            "logprobs": {"anyOf": [_ref("ChatLogprobs"), {"type": "null"}]},
             "finish_reason": _REASON,
         },
         _GRAMMAR,
@@ -175,6 +215,11 @@ ANSWERS: Mapping[str, Schema] = {
             "prompt_tokens": _COUNT,
             "completion_tokens": _COUNT,
             "cached_tokens": _COUNT,
+        },
+        {
+            f"{side}_{kind}_logprobs": _list(items)
+            for kind, items in (("token", _TRIPLE), ("top", {"type": ["array", "null"], "items": _TRIPLE}))
+            for side in ("input", "output")
         },
     ),
     "Models": _object("The served model, as a list.", {"object": {"const": "list"}, "data": _list(_ref("Model"))}),

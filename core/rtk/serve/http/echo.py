@@ -127,4 +127,4 @@ async def echoed(
     """The deltas of a batch, each of its `answers` to a prompt behind that prompt."""
     async with aclosing(deltas):
         async for delta in deltas:
-            yield await echoes[delta.index // answers].before(delta) if echoes else delta
+            yield await echoes[delta.index // answers].before(delta)

@@ -89,7 +89,7 @@ def _ignored(*names: str) -> Iterable[Field]:
 
 
 SAMPLING_NAMES = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "n"),
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
 )
@@ -109,7 +109,7 @@ FIELDS: tuple[Field, ...] = (
     *_read(GENERATING, "stream", "priority", "routing_key", "deadline_ms"),
     *_read(GENERATING | KEEPING, "cache_salt", "extra_key"),
     *_read(GENERATING | Scope.ABORT, "rid"),
-    *_read(OPENAI | Scope.RESPONSES | Scope.SAMPLING, *(name for name in SAMPLING_NAMES if name != "n")),
+    *_read(OPENAI | Scope.RESPONSES | Scope.SAMPLING, *SAMPLING_NAMES),
     *_read(OPENAI | Scope.SAMPLING, "n", "best_of", "no_stop_trim"),
     *_read(OPENAI, "logprobs", "prompt_logprobs", "echo"),
     *_read(Scope.COMPLETIONS | Scope.TOKENIZE, "prompt"),

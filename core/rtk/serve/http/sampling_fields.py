@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rtk.errors import RequestError
-from rtk.schedule.params import MAX_COUNT, answers_wanted
+from rtk.schedule.params import MAX_ANSWERS, MAX_COUNT, answers_wanted
 from rtk.serve.http.body import must_be, typed
 from rtk.serve.http.fields import FORM_NAMES, SAMPLING_NAMES, not_supported
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
+_PARAMETERS = (*SAMPLING_NAMES, "n")
 _PLACE = "sampling_params."
 
 
@@ -61,7 +62,7 @@ def read_chat_completions(values: Mapping[str, Any], *, continues: bool) -> Aske
 
 def read_native(values: Mapping[str, Any], given: Mapping[str, Any]) -> Asked:
     """What a body of /generate asks for; `given` is its `sampling_params`."""
-    names = {name: _PLACE + name for name in (*SAMPLING_NAMES, "max_new_tokens", "min_new_tokens")}
+    names = {name: _PLACE + name for name in (*_PARAMETERS, "max_new_tokens", "min_new_tokens")}
     names |= dict.fromkeys(("logprobs", "prompt_logprobs"), "top_logprobs_num")
     names["prompt_logprobs_start"] = "logprob_start_len"
     asked = _asked({name: value for name, value in given.items() if name not in FORM_NAMES}, names, _PLACE)
@@ -81,9 +82,7 @@ def read_native(values: Mapping[str, Any], given: Mapping[str, Any]) -> Asked:
 
 def _openai(values: Mapping[str, Any], logprobs: Any, called: str) -> Asked:
     names = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "logprobs": called}
-    asked = _asked(
-        {name: values[name] for name in (*SAMPLING_NAMES, "best_of", "no_stop_trim") if name in values}, names
-    )
+    asked = _asked({name: values[name] for name in (*_PARAMETERS, "best_of", "no_stop_trim") if name in values}, names)
     asked.echo = typed(values, "echo", bool, False)
     if "min_tokens" in values:
         asked.sampling["min_new_tokens"] = values["min_tokens"]
@@ -130,6 +129,8 @@ def _asked(given: dict[str, Any], names: dict[str, str], place: str = "") -> Ask
     given.pop("no_stop_trim", None)
     answers = answers_wanted(given, names)
     best_of = given.pop("best_of", answers)
-    if best_of != answers or isinstance(best_of, bool):
+    if not isinstance(best_of, int) or isinstance(best_of, bool) or not 1 <= best_of <= MAX_ANSWERS:
+        raise must_be(f"an integer from 1 to {MAX_ANSWERS}", f"{place}best_of", best_of)
+    if best_of != answers:
         raise not_supported(f"{place}best_of", instead="leave it out: all answers that are sampled, n, are returned")
     return Asked(given, names, answers, special=given.get("skip_special_tokens") is False)
