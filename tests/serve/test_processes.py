@@ -60,7 +60,7 @@ def gone(processes):
     return all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in processes)
 
 
-def test_requests_across_processes_and_a_process_that_is_stopped_for_a_while(start, tmp_path):
+def test_g10_plugins_are_loaded_once_and_a_process_that_is_stopped_for_a_while_loses_nothing(start, tmp_path):
     path = tmp_path / "plugin"
     (path / "counting-1.dist-info").mkdir(parents=True)
     (path / "counting.py").write_text(COUNTING)
