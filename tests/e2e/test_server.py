@@ -51,7 +51,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(model_folder):
-    one = Server("--page-size", "16", "--eviction", "slru", "--schedule", "hrrn")
+    one = Server("--page-size", "16", "--eviction", "slru", "--schedule", "hrrn", "--drain-s", "1")
     yield one
     if one.process.poll() is None:
         one.stop(signal.SIGTERM)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-WAIT_S = 30
+WAIT_S = 60
 LONG = 1900
 """Tokens of an answer that takes a while: no test waits for its end without having to."""
 

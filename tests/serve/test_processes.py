@@ -61,7 +61,7 @@ def gone(processes):
     return all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in processes)
 
 
-def test_requests_across_processes_and_a_process_that_is_stopped_for_a_while(start, tmp_path):
+def test_g10_plugins_are_loaded_once_and_a_process_that_is_stopped_for_a_while_loses_nothing(start, tmp_path):
     path = tmp_path / "plugin"
     (path / "counting-1.dist-info").mkdir(parents=True)
     (path / "counting.py").write_text(COUNTING)
@@ -100,10 +100,12 @@ def test_requests_across_processes_and_a_process_that_is_stopped_for_a_while(sta
 
     # an abort, a client that leaves and a deadline end what runs over there, and give back what it held
     server.stream(0).close()
+    server.until(lambda: server.stats()["finished_abort"] == 1)
     with ThreadPoolExecutor() as threads:
         body = {"text": "1", "rid": "r", "max_new_tokens": LONG, "ignore_eos": True}
         ended = threads.submit(server.http.post, "/generate", json=body)
-        server.until(lambda: server.http.post("/abort", json={"rid": "r"}).json()["aborted"])
+        server.until(lambda: server.stats()["running"] == 1)
+        assert server.http.post("/abort", json={"rid": "r"}).json() == {"rid": "r", "aborted": True}
         assert ended.result().json()["meta_info"]["finish_reason"]["type"] == "abort"
     assert refusal(server.complete(2, deadline_ms=50)) == (503, "deadline_exceeded")
     server.until(lambda: server.stats()["running"] == 0)
