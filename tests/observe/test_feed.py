@@ -1,5 +1,6 @@
 """Observers: told in a process of their own, and unable to do anything to the engine."""
 
+import json
 import queue
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from rtk.errors import PluginError
 from rtk.observe import feed as feed_module
-from rtk.observe import process
+from rtk.observe import logs, process
 from rtk.observe.feed import Feeds
 from rtk.observe.wire import REQUEST, STEP, receive, send
 from rtk.plugin import Observer, Options, Plugin, RequestReport, StepReport
@@ -164,6 +165,18 @@ def test_what_an_observer_reads_is_no_report(module, tmp_path):
     feeds.on_request(REQUEST_1)
     feeds.close()
     assert (tmp_path / "read").read_text() == "('é', '')" * 2
+
+
+def test_what_it_raises_is_in_the_log_as_the_engine_writes_it(module, monkeypatch, capfd):
+    monkeypatch.setattr(logs, "_setup", logs.LogSetup("json"))
+    feeds = Feeds([module("    def __init__(self, options): pass\n    def on_step(self, report): 1 / 0", "raises")])
+    feeds.on_step(STEP_1)
+    feeds.close()
+    (line,) = map(json.loads, capfd.readouterr().err.splitlines())
+    assert (line["level"], line["process"], line["logger"]) == ("error", "observer toy", "rtk.observe.process")
+    assert line["message"] == (
+        f"{LABEL}: on_step() failed: ZeroDivisionError: division by zero; the next report comes all the same"
+    )
 
 
 def test_one_that_dies_costs_reports_only(module, caplog):

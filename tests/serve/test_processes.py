@@ -1,5 +1,6 @@
 """A server is three processes: what they are, and what becomes of requests and of the rest when one stops or dies."""
 
+import re
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,8 @@ def test_requests_across_processes_and_a_process_that_is_stopped_for_a_while(sta
         sick = server.http.get("/health")
         assert refusal(sick) == (503, "engine_unwell") and f"the {stopped} process" in sick.text
         assert sick.headers["Retry-After"] == "1"
+        assert refusal(server.http.get("/ready")) == (503, "engine_unwell")
+        assert "\nrtk_up 0.0\n" in server.http.get("/metrics").text
         children[stopped].send_signal(signal.SIGCONT)
         assert [stream.rest() for stream in streams] == [(text, None, True) for text in alone]
         server.until(lambda: server.http.get("/health").json() == {"status": "ok"})
@@ -108,6 +111,10 @@ def test_requests_across_processes_and_a_process_that_is_stopped_for_a_while(sta
     assert (stats["free"] + stats["evictable"], stats["held"]) == (stats["pool"], 0)
     assert (stats["finished_abort"], stats["deadlines_exceeded"], stats["invariant_violations"]) == (2, 1, 0)
     assert stats["gc_collections"] >= 0 and stats["gc_longest_pause_s"] >= 0
+    scraped = server.http.get("/metrics").text
+    assert "\nrtk_up 1.0\n" in scraped and '\nrtk_requests_finished_total{reason="abort"} 2.0\n' in scraped
+    memory = re.findall(r'^rtk_process_memory_bytes\{process="(\w+)"\} [1-9]', scraped, re.MULTILINE)
+    assert memory == ["main", "scheduler", "detokenizer"]
 
     # SIGTERM: those who run end, those who come are told, and nothing is left
     running = server.stream(1)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rtk.errors import PluginError, one_line
+from rtk.observe.logs import setup_of
 from rtk.observe.wire import REQUEST, STEP, send
 from rtk.plugin.info import Options
 from rtk.plugin.observer import RequestReport, StepReport
@@ -66,7 +67,7 @@ class Feed:
 
     def _hello(self, entry: Registered, options: Options) -> bytes:
         try:
-            return pickle.dumps((entry, options))
+            return pickle.dumps((entry, options, setup_of(f"observer {self.name}")))
         except Exception as error:
             raise PluginError(
                 f"{self._label} cannot be used: its options cannot be sent to its process: {one_line(error)}; "

@@ -3,10 +3,10 @@
 It ends with the engine: when the pipe closes; or some time after, where the observer does not come back.
 """
 
+import logging
 import os
 import pickle
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +15,12 @@ from typing import Any, BinaryIO
 import msgspec
 
 from rtk.errors import PluginError, one_line
+from rtk.observe.logs import use
 from rtk.observe.wire import STEP, receive
 from rtk.plugin.foreign import contained
 from rtk.plugin.observer import Observer, RequestReport, StepReport
+
+log = logging.getLogger(__name__)
 
 LIMIT = 1024
 """Reports that wait here; more wait in the pipe and then in the engine, which drops what is too much."""
@@ -34,7 +37,8 @@ def main() -> None:
     answers, source = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)  # what the observer prints goes where the server's log goes
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and what it, or a program that it starts, reads is no report
-    entry, options = pickle.loads(receive(source) or b"")  # from the process that started this one
+    entry, options, setup = pickle.loads(receive(source) or b"")  # from the process that started this one
+    use(setup)
     try:
         observer = entry.build(options)
     except PluginError as error:
@@ -45,7 +49,7 @@ def main() -> None:
     reports: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(LIMIT)
     threading.Thread(target=read, args=(source, reports), daemon=True).start()
     threading.Thread(target=outlive, args=(engine,), daemon=True).start()
-    tell(observer, reports, lambda problem: print(f"ERROR: {entry.label}: {problem}", file=sys.stderr, flush=True))  # noqa: T201
+    tell(observer, reports, lambda problem: log.error("%s: %s", entry.label, problem))
 
 
 def read(source: BinaryIO, reports: "queue.Queue[Any]") -> None:

@@ -193,6 +193,8 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "Detokenized": _object("The text of token ids.", {"prompt": _TEXT}),
     "Health": _object("How the server is.", {"status": {"enum": ["ok", "degraded"]}}, {"instead": _ANY_OBJECT}),
+    "Readiness": _object("It would.", {"status": {"const": "ready"}}),
+    "Metrics": {"type": "string", "description": "Series as docs/observability.md lists them."},
     "ServerInfo": _object(
         "What the server is, and what it has done.",
         {

@@ -70,6 +70,8 @@ class Operation:
     """Whether its answer may have a form."""
     admin: bool = False
     """Whether it is for administrators."""
+    types: tuple[str, ...] = ("application/json",)
+    """What its answer may be written in."""
 
     @property
     def name(self) -> str:
@@ -172,6 +174,15 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(400, 404, 408, 413, 500),
     ),
     Operation(method="GET", path="/health", summary="Whether requests can be served", answer="Health"),
+    Operation(method="GET", path="/ready", summary="Whether one more request would be taken now", answer="Readiness"),
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="Counters, gauges and histograms for Prometheus",
+        answer="Metrics",
+        errors=(500,),
+        types=("text/plain", "application/openmetrics-text"),
+    ),
     Operation(
         method="GET", path="/server_info", summary="Version, configuration, model, counters", answer="ServerInfo"
     ),
@@ -309,7 +320,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref("schemas", operation.answer)}}
+    content: dict[str, Any] = {kind: {"schema": _ref("schemas", operation.answer)} for kind in operation.types}
     if operation.event is not None:
         said = {"contentMediaType": "application/json", "contentSchema": _ref("schemas", operation.event)}
         data = {"anyOf": [said, {"const": "[DONE]"}]} if operation.done else said

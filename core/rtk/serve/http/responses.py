@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from rtk.errors import RequestError
 from rtk.grammar.forms import AskedForm, ServedForm
+from rtk.observe.visit import current
 from rtk.schedule.params import MAX_COUNT, check_text
 from rtk.serve.http.access import name_request
 from rtk.serve.http.body import must_be, typed
@@ -147,6 +148,7 @@ class _Answer:
     def fail(self, error: RequestError) -> None:
         """It ends with an error."""
         self._error = error
+        current().code = error.code
         self.output.break_off()
 
     @property
