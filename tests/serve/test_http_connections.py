@@ -132,6 +132,12 @@ def test_time_limits_are_no_limits_for_answers():
         assert one_answer(sock)[0] == 200
 
 
+def test_requests_one_after_the_other_without_waiting():
+    with OnPort() as http, http.connect() as sock:
+        sock.sendall((HEAD % len(BODY) + BODY) * 3 + b"GET /v1/models HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")
+        assert everything(sock).count(b"HTTP/1.1 200 OK") == 4
+
+
 # --- connections ------------------------------------------------------------------------------------------------
 
 
