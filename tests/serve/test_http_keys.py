@@ -188,7 +188,8 @@ def test_administrators_name_whose_things_they_mean(http):
     assert last(http, Explain).namespace == Namespace(salt="s", tenant="beta")
     assert ask(http, "/cache/pin", {"name": "p", "text": "x", "tenant": "beta"}, "sk-admin").json()["tenant"] == "beta"
     assert last(http, Pin).namespace == Namespace(tenant="beta")
-    assert error_of(ask(http, "/abort", {"rid": "r", "tenant": 5}, "sk-admin"))["param"] == "tenant"
+    for wrong in (5, "", "x" * 201, "a\nb"):
+        assert error_of(ask(http, "/abort", {"rid": "r", "tenant": wrong}, "sk-admin"))["param"] == "tenant"
 
 
 def test_ids_are_a_tenants_own(http):

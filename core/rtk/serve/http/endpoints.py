@@ -10,6 +10,7 @@ from starlette.requests import Request
 from rtk.errors import RequestError
 from rtk.observe.logs import REQUESTS, quotes
 from rtk.schedule.params import shown
+from rtk.serve.handling import check_name
 from rtk.serve.http.body import must_be, read_object, typed
 from rtk.serve.http.fields import Ignored, Scope, read_fields
 from rtk.serve.http.rights import AdminRights, ApiKeys, tenant_of
@@ -113,7 +114,9 @@ class Endpoints:
         if "tenant" not in values:
             return tenant_of(request)
         self.settings.admin.check(request)
-        return typed(values, "tenant", str, "")
+        tenant = typed(values, "tenant", str, "")
+        check_name(tenant, "tenant")
+        return tenant
 
     def batch(self, name: str, prompts: Sequence[Any], kind: type, allowed: str) -> dict[str, Any]:
         """Each prompt of a batch by what the client calls it.

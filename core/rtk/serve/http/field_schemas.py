@@ -112,7 +112,7 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "routing_key": _string("For policies that read it: equal keys like to run together.", **_NAME),
     "deadline_ms": _above_0("Milliseconds after which the request ends with an error.", handling.MAX_DEADLINE_MS),
-    "tenant": _string("Whose things are meant; for administrators. By default the sender's own."),
+    "tenant": _string("Whose things are meant; for administrators. By default the sender's own.", **_NAME),
     "namespaces": _schema(
         'Whether to look at other namespaces too; "all" is for administrators.', "own", enum=["own", "all"]
     ),
