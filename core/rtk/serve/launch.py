@@ -9,7 +9,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from rtk.config.load import LoadedConfig
-from rtk.config.models import ServeConfig, tenant_keys
+from rtk.config.serving import ServeConfig, tenant_keys
 from rtk.errors import ConfigError, RtkError
 from rtk.observe.tracing import Tracing, start_tracing
 from rtk.observe.vitals import gc_watch

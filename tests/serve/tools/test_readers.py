@@ -234,7 +234,7 @@ def test_templates_say_how_calls_are_written(template):
 
 
 def test_what_the_settings_offer():
-    from rtk.config.models import ServeConfig
+    from rtk.config.serving import ServeConfig
 
     choices = ServeConfig.model_json_schema()["properties"]["tool_parser"]["enum"]
     assert choices == ["auto", "none", *NAMES]
