@@ -179,7 +179,8 @@ def test_one_that_cannot_be_started_again_is_lost(start, monkeypatch):
 def test_silence_is_told_and_then_ended(start):
     engine = start(unwell_after_s=0.05, dead_after_s=0.2)
     (generation,) = FakeGeneration.made
-    assert engine.vitals == Vitals(1.5, process={"gc_collections": 3})
+    told = {"gc_collections": 3}
+    assert engine.vitals == Vitals(1.5, process=told, processes={"scheduler": told, "detokenizer": told})
     generation.detokenizer.silent = True
     ticks(lambda: engine.vitals.unwell)
     assert engine.vitals.unwell.startswith("the detokenizer process has answered nothing for ")
