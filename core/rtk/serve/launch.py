@@ -129,6 +129,7 @@ def _server(
     tls: ssl.SSLContext | None = None,
 ) -> "Server":
     from rtk.serve.http.app import create_app
+    from rtk.serve.http.connection import room_for
     from rtk.serve.http.server import Server
 
     config = runtime.config
@@ -161,6 +162,6 @@ def _server(
         runtime.close,
         config.serve.drain_s,
         tls=tls,
-        max_connections=config.serve.max_connections,
+        max_connections=room_for(config.serve.max_connections),
         header_timeout_s=config.serve.header_timeout_s,
     )
