@@ -40,7 +40,9 @@ def room_for(connections: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, allowed[1]), hard))
     room = max(1, min(connections, max(allowed) - SPARE))
     if room < connections:
-        log.warning("up to %d connections, and not %d: the system allows %d open files", room, connections, max(allowed))
+        log.warning(
+            "up to %d connections, and not %d: the system allows %d open files", room, connections, max(allowed)
+        )
     return room
 
 
