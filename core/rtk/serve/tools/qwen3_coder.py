@@ -32,9 +32,11 @@ class Qwen3Coder(hermes.Hermes):
         return Outcome.CALL
 
     def _parameters(self, tool: Tool) -> Steps[None]:
-        """Up to the end of the function. What stands between parameters is content."""
+        """Up to the end of the function. What stands between parameters is content, and follows the call."""
         begin = "{"
-        while (mark := (yield from self.until(PARAMETER, ENDS[FUNCTION], hermes.END))) == PARAMETER:
+        between: list[str] = []
+        ends = (PARAMETER, ENDS[FUNCTION], hermes.END)
+        while (mark := (yield from self.until(*ends, take=between.append))) == PARAMETER:
             key: list[str] = []
             value: list[str] = []
             yield from self.until(">", take=key.append)
@@ -48,6 +50,7 @@ class Qwen3Coder(hermes.Hermes):
         if mark:
             self.arguments("{}" if begin == "{" else "}")
             self.open = False
+        self.text("".join(between))
 
 
 def _value(text: str, properties: Any, name: str) -> str:
