@@ -344,6 +344,18 @@ def test_c39_thinking_and_a_call_that_is_required(hermes, choice):
 def test_thoughts_that_are_not_to_be_separate(hermes):
     body = {"chat_template_kwargs": {"enable_thinking": True}, "separate_reasoning": False}
     assert answer(hermes, says(*THOUGHT), **body) == ('hmm {not json} </think>{"kg":1}', None, [], "stop")
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    said = answer(hermes, says(*chars(call), b"</th", b"ink>", *chars("\n\n" + call)), tools=[ADD], **body)
+    assert said == (call + "</think>\n\n", None, [("add", "{}")], "tool_calls"), "in thoughts nobody calls"
+
+
+@pytest.mark.parametrize("parser", ["auto", "json", "llama3_json", "mistral", "pythonic"])
+def test_required_calls_behind_thoughts_that_are_not_to_be_separate(engines, parser):
+    serving, script = engines(parser), says(*chars("{} "), b"</th", b"ink>")
+    body = {"chat_template_kwargs": {"enable_thinking": True}, "separate_reasoning": False, "tools": [SUM]}
+    content, thought, calls, reason = answer(serving, script, tool_choice="required", parallel_tool_calls=False, **body)
+    assert (content, thought, reason) == ("{} </think>", None, "tool_calls")
+    assert [name for name, _ in calls] == ["sum"]
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------
