@@ -423,6 +423,7 @@ def test_tools_that_cannot_be_used(hermes, body, place):
         ({"id": "x", "function": {"name": "f", "arguments": "{"}}, ".function.arguments"),
         ({"id": "x", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}, ".function.arguments.a"),
         ({"id": "x", "function": {"name": "f", "arguments": "\ud800"}}, ".function.arguments"),
+        ({"id": "x", "function": {"name": "f", "arguments": '{"a": NaN}'}}, ".function.arguments"),
         ({"id": "x", "function": {"name": 5, "arguments": "{}"}}, ".function.name"),
         ({"function": {"name": "f", "arguments": "{}"}}, ".id"),
         ({"id": "x", "type": "custom", "function": {}}, ".type"),
@@ -453,6 +454,8 @@ def test_who_else_may_not_call(hermes):
     call = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
     for message, place in (
         ({"role": "user", "content": "x", "tool_calls": [call]}, "tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": {}}, "tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": 0}, "tool_calls"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
         ({"role": "function", "name": "f", "content": "x"}, "role"),
     ):
