@@ -344,6 +344,18 @@ def test_c39_thinking_and_a_call_that_is_required(hermes, choice):
 def test_thoughts_that_are_not_to_be_separate(hermes):
     body = {"chat_template_kwargs": {"enable_thinking": True}, "separate_reasoning": False}
     assert answer(hermes, says(*THOUGHT), **body) == ('hmm {not json} </think>{"kg":1}', None, [], "stop")
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    said = answer(hermes, says(*chars(call), b"</th", b"ink>", *chars("\n\n" + call)), tools=[ADD], **body)
+    assert said == (call + "</think>\n\n", None, [("add", "{}")], "tool_calls"), "in thoughts nobody calls"
+
+
+@pytest.mark.parametrize("parser", ["auto", "json", "llama3_json", "mistral", "pythonic"])
+def test_required_calls_behind_thoughts_that_are_not_to_be_separate(engines, parser):
+    serving, script = engines(parser), says(*chars("{} "), b"</th", b"ink>")
+    body = {"chat_template_kwargs": {"enable_thinking": True}, "separate_reasoning": False, "tools": [SUM]}
+    content, thought, calls, reason = answer(serving, script, tool_choice="required", parallel_tool_calls=False, **body)
+    assert (content, thought, reason) == ("{} </think>", None, "tool_calls")
+    assert [name for name, _ in calls] == ["sum"]
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------
@@ -411,6 +423,7 @@ def test_tools_that_cannot_be_used(hermes, body, place):
         ({"id": "x", "function": {"name": "f", "arguments": "{"}}, ".function.arguments"),
         ({"id": "x", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}, ".function.arguments.a"),
         ({"id": "x", "function": {"name": "f", "arguments": "\ud800"}}, ".function.arguments"),
+        ({"id": "x", "function": {"name": "f", "arguments": '{"a": NaN}'}}, ".function.arguments"),
         ({"id": "x", "function": {"name": 5, "arguments": "{}"}}, ".function.name"),
         ({"function": {"name": "f", "arguments": "{}"}}, ".id"),
         ({"id": "x", "type": "custom", "function": {}}, ".type"),
@@ -441,6 +454,8 @@ def test_who_else_may_not_call(hermes):
     call = {"id": "x", "function": {"name": "f", "arguments": "{}"}}
     for message, place in (
         ({"role": "user", "content": "x", "tool_calls": [call]}, "tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": {}}, "tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": 0}, "tool_calls"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
         ({"role": "function", "name": "f", "content": "x"}, "role"),
     ):

@@ -33,6 +33,19 @@ def test_however_it_is_cut(text, size):
     assert tuple(map("".join, zip(*said, strict=True))) == TEXTS[text]
 
 
+@pytest.mark.parametrize("text", [*TEXTS, "<think>hm</think>{}", "hm</think>{}", " <thin king"])
+@pytest.mark.parametrize("sure", [True, False])
+def test_what_is_no_answer_is_there_as_it_was_written(text, sure):
+    for pieces in ([text], text, [text[:9], text[9:]]):
+        splitter, written = Splitter(MODEL, sure=sure), ["", ""]
+        for piece in (*pieces, None):
+            _, answer = splitter.push(piece or "", last=piece is None)
+            assert not (splitter.aside and written[1]), "what is aside comes before"
+            written[0] += splitter.aside
+            written[1] += answer
+        assert "".join(written) == text
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -127,6 +127,8 @@ class Delta:
     """Of the text: what the model thinks before it answers."""
     content: str = ""
     """Of the text: the answer."""
+    aside: str = ""
+    """Of the text: all before the answer, marks and thoughts as they were written."""
     verified: bool | None = None
     """Of the last one, where the text was to be checked: whether it is as its form says; None: it cannot be told."""
 

@@ -80,9 +80,17 @@ class Splitter:
         self._held = ""
         self._bare = False
         """Nothing of the answer was said yet, behind a thought."""
+        self.aside = ""
+        """Of what `push` gave last: all that is no answer, as it was written."""
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """The thoughts and the answer in the next part of a text, the `last` one or not."""
+        written = self._held + text
+        thought, answer = self._split(text, last)
+        self.aside = written[: len(written) - len(self._held) - len(answer)]
+        return thought, answer
+
+    def _split(self, text: str, last: bool) -> tuple[str, str]:
         if not self._thinks:
             return "", self._answer(text)
         text, self._held = self._held + text, ""

@@ -403,6 +403,7 @@ class TokenizerManager(Asking):
             offsets=output.offsets,
             thought=thought,
             content=content,
+            aside=entry.splitter.aside,
         )
 
 

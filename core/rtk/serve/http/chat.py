@@ -1,8 +1,8 @@
 """Chat messages, as clients send them and as templates read them."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from rtk.errors import RequestError
 from rtk.schedule.params import check_text, shown
@@ -69,6 +69,8 @@ def _message(message: Any, place: str, called: dict[str, str], ignored: Ignored)
     role = _role(message.get("role"), f"{place}.role")
     result: dict[str, Any] = {"role": role}
     calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise must_be("a list of calls", f"{place}.tool_calls", calls)
     if calls and role != "assistant":
         raise RequestError(f"{place}.tool_calls: only assistants call tools", field=f"{place}.tool_calls")
     content = message.get("content")
@@ -77,7 +79,7 @@ def _message(message: Any, place: str, called: dict[str, str], ignored: Ignored)
         if message.get(name) is not None:
             result[name] = _text(message[name], f"{place}.{name}")
     if calls:
-        result["tool_calls"] = _several(calls, f"{place}.tool_calls", lambda one, at: _call(one, at, ignored))
+        result["tool_calls"] = [_call(one, f"{place}.tool_calls[{i}]", ignored) for i, one in enumerate(calls)]
         called |= {call["id"]: call["function"]["name"] for call in result["tool_calls"]}
     if role == "tool":
         identity = _text(message.get("tool_call_id"), f"{place}.tool_call_id", "the id of the call that it answers")
@@ -85,12 +87,6 @@ def _message(message: Any, place: str, called: dict[str, str], ignored: Ignored)
         if identity in called:
             result.setdefault("name", called[identity])
     return result
-
-
-def _several(value: Any, place: str, read: Callable[[Any, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise must_be("a list of calls", place, value)
-    return [read(one, f"{place}[{i}]") for i, one in enumerate(value)]
 
 
 def _call(call: Any, place: str, ignored: Ignored) -> dict[str, Any]:
@@ -116,13 +112,17 @@ def read_arguments(value: Any, place: str) -> dict[str, Any]:
     if isinstance(value, str):
         check_text(value, field=place)
         try:
-            value = json.loads(value or "{}")
+            value = json.loads(value or "{}", parse_constant=_no_constant)
         except (ValueError, RecursionError):
             raise must_be("a JSON object, as a string", place, value) from None
     if not isinstance(value, dict):
         raise must_be("a JSON object, as a string", place, value)
     check_texts(value, place)
     return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _role(role: Any, place: str) -> str:

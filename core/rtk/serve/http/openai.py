@@ -184,7 +184,13 @@ class OpenAI(Endpoints):
         if not asked.echo:
             return deltas
         echoes = [
-            Echo(tokenizer, _echoed(request.prompt), asked.echo_logprobs, special=asked.special)
+            Echo(
+                tokenizer,
+                _echoed(request.prompt),
+                asked.echo_logprobs,
+                special=asked.special,
+                aside=job.shape.thinks_aloud,
+            )
             for request in job.requests
         ]
         return echoed(deltas, echoes, asked.answers)

@@ -21,6 +21,8 @@ class Shape(Protocol):
     answer: str
     chunk: str
     """The `object` of an answer, and of a chunk of a stream."""
+    thinks_aloud: bool
+    """What is thought stands in the answer."""
     one_prompt: bool
     """What is told of the prompt stands in the answer, not in each choice."""
 
@@ -49,6 +51,7 @@ class CompletionShape:
     prefix = "cmpl-"
     answer = chunk = "text_completion"
     one_prompt = False
+    thinks_aloud = False
 
     def form(self, asked: AskedForm | None) -> AskedForm | None:
         """Just that."""
@@ -87,6 +90,7 @@ class ChatShape:
         """`separate`: thoughts are no content."""
         self._tools = tools
         self._separate = separate
+        self.thinks_aloud = not separate
         self._either = False
         """An answer has the form that was asked for, or is calls."""
         self._readers: dict[int, Reader | None] = {}
@@ -109,7 +113,7 @@ class ChatShape:
         if delta.index not in self._readers:
             self._readers[delta.index] = self._tools.reader(either=self._either)
         self._said = self._read(self._readers[delta.index], delta)
-        return bool(self._thought(delta) or self._said.content or self._said.calls)
+        return bool(self._thought(delta) or self._said.parts)
 
     def piece(self, delta: Delta) -> Choice:
         """The next part of the message."""
@@ -137,8 +141,10 @@ class ChatShape:
         return new.thought if self._separate else ""
 
     def _read(self, reader: Reader | None, new: Delta | Part) -> Said:
-        text = new.content if self._separate else new.text
-        return as_content(text) if reader is None else reader.push(text, last=new.finish is not None)
+        """What the answer says, behind the thoughts where those are content: in them nobody calls tools."""
+        text = new.content
+        said = as_content(text) if reader is None else reader.push(text, last=new.finish is not None)
+        return said if self._separate else Said((*as_content(new.aside).parts, *said.parts))
 
     def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
         """With their bytes. Those of thoughts are among them."""

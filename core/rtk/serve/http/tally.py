@@ -17,6 +17,7 @@ class Part:
         self.text = ""
         self.thought = ""
         self.content = ""
+        self.aside = ""
         self.verified: bool | None = None
         self.token_ids: list[int] = []
         self.placed: list[Placed] = []
@@ -34,6 +35,7 @@ class Part:
         self.text += delta.text
         self.thought += delta.thought
         self.content += delta.content
+        self.aside += delta.aside
         self.verified = delta.verified
         self.token_ids += delta.token_ids
         self.placed += map(Placed, delta.logprobs, delta.offsets)
