@@ -94,7 +94,8 @@ def test_a_wrong_limit_is_told_with_its_line(tmp_path: Path) -> None:
         load_config(installed(), {}, {}, files=[file])
     assert [problem.partition(": ")[2] for problem in refused.value.problems] == [
         "serve.tenants.limits.acme = 0: must be greater than or equal to 1",
-        "serve.tenants.limits.beta = 'max_request': must be 'max_requests' or 'tokens_per_minute'",
+        'serve.tenants.limits.beta = {"max_request": 1}: '
+        "the key 'max_request' must be 'max_requests' or 'tokens_per_minute'",
     ]
 
 
