@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rtk.config.load import config_from, load_config
-from rtk.config.models import tenant_keys
+from rtk.config.serving import tenant_keys
 from rtk.errors import ConfigError
 from rtk.plugin.host import installed
 

@@ -5,6 +5,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,36 +28,51 @@ def checkpoint(zoo, tokenizer):
 
 
 class Served:
-    """The command in a process group of its own; `tmp` gets its sockets."""
+    """The command in a process group of its own. `tmp` gets its sockets; `log`, if given, its lines: none is read."""
 
-    def __init__(self, folder, tmp, *flags, path=()):
+    def __init__(self, folder, tmp, *flags, path=(), log=None):
         self.tmp = tmp
+        port = _free_port() if log else 0
         self._lines = queue.SimpleQueue()
         self.log = []
         path = os.pathsep.join([*map(str, path), *filter(None, sys.path)])
+        lines = Path(log).open("w") if log else subprocess.PIPE  # noqa: SIM115 - closed below
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-c", "from rtk_cli.main import main; main()", "serve", "--port", "0"),
+                *(sys.executable, "-c", "from rtk_cli.main import main; main()", "serve", "--port", f"{port}"),
                 *("--pool-tokens", "32768", "--threads", "1", "--model", str(folder), *flags),
             ],
-            stderr=subprocess.PIPE,
+            stderr=lines,
             text=True,
             env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp)},
         )
+        if log:
+            lines.close()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.http = httpx.Client(timeout=WAIT_S)
         try:
-            self.http.base_url = re.search(r"ready on (http://\S+) as", self.wait_for_line("ready on "))[1]
+            if log:
+                self.http.base_url = f"http://127.0.0.1:{port}"
+                self.until(self._answers)
+            else:
+                self.http.base_url = re.search(r"ready on (http://\S+) as", self.wait_for_line("ready on "))[1]
         except BaseException:
             self.close()
             raise
 
     def _read(self):
-        for line in self.process.stderr:
+        for line in self.process.stderr or ():
             self.log.append(line)
             self._lines.put(line)
         self._lines.put("")
+
+    def _answers(self):
+        assert self.process.poll() is None, f"exit status {self.process.returncode}"
+        try:
+            return self.http.get("/health").is_success
+        except httpx.ConnectError:
+            return False
 
     def wait_for_line(self, text):
         """The next line of the log that has `text` in it."""
@@ -117,7 +133,13 @@ class Served:
         self.process.kill()
         self.process.wait()
         self._reader.join(WAIT_S)
-        self.process.stderr.close()
+        if self.process.stderr:
+            self.process.stderr.close()
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
 
 
 class Stream:

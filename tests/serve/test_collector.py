@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +9,7 @@ from rtk.cache.key import pack
 from rtk.plugin.testing.harness import Harness
 from rtk.schedule.messages import NewRequest
 from rtk.schedule.params import SamplingParams
-from rtk.serve.collector import EVERY, Collector, Pauses
+from rtk.serve.collector import EVERY, Collector
 from rtk.serve.scheduler_thread import SchedulerThread
 
 
@@ -68,27 +67,3 @@ def test_the_thread_tells_it_how_many_nodes_there_are_after_each_step():
     for _ in range(2):
         assert thread._turn()
     assert told == [(2, False), (3, True)]  # the root and the prompt; the answer
-
-
-def test_pauses_are_counted_and_the_longest_is_kept(monkeypatch):
-    times = iter([1.0, 1.25, 5.0, 5.125, 9.0, 9.5])
-    monkeypatch.setattr("rtk.serve.collector.time", SimpleNamespace(perf_counter=lambda: next(times)))
-    gc.disable()
-    try:
-        pauses = Pauses()
-        gc.collect()
-        pauses.start()
-        told = []
-        for _ in range(2):
-            gc.collect()
-            told.append(pauses.report())
-        pauses.stop()
-        pauses.stop()
-        gc.collect()
-    finally:
-        gc.enable()
-    assert told == [
-        {"gc_collections": 1, "gc_longest_pause_s": 0.25},
-        {"gc_collections": 2, "gc_longest_pause_s": 0.25},
-    ]
-    assert pauses.report() == told[-1] and next(times) == 9.0

@@ -4,7 +4,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from rtk.config.keys import as_text
-from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
+from rtk.config.models import PLUGIN_SECTIONS, Config
+from rtk.config.sections import PluginSection, options_field, plugin_name
 from rtk.config.sources import DEFAULT, Given
 from rtk.errors import PluginError
 from rtk.plugin.info import CAPABILITIES, NEED_CACHE

@@ -20,7 +20,8 @@ from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 
-from rtk.config.models import Config, Section
+from rtk.config.models import Config
+from rtk.config.sections import Section
 from rtk.config.words import resolved, words
 
 PREFIX = "RTK_"

@@ -13,8 +13,9 @@ from typing import Any
 from rtk.config.document import Document, FileError
 from rtk.config.keys import Key, KeyTable
 from rtk.config.load import LoadedConfig
-from rtk.config.models import PLUGIN_SECTIONS, Config, options_field
+from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.moved import MARKER, VERSION
+from rtk.config.sections import options_field
 from rtk.config.sources import DEFAULT, read_document
 from rtk.config.written import as_toml, json_values
 from rtk.errors import ConfigError

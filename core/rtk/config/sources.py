@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from rtk.config.document import MAX_BITS, TOO_LARGE, Document, FileError, KeyPath, leaves
 from rtk.config.keys import PREFIX, Key, KeyTable, as_written, nearest, readable, spelling, variable
-from rtk.config.models import MIB, PLUGIN_SECTIONS
+from rtk.config.models import PLUGIN_SECTIONS
 from rtk.config.moved import MARKER, VERSION, moved
+from rtk.config.sections import MIB
 from rtk.errors import PluginError
 from rtk.plugin.registry import Registry
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, create_model
 
 from rtk.config.keys import walk
-from rtk.config.models import PLUGIN_SECTIONS, Config, PluginSection, options_field, plugin_name
+from rtk.config.models import PLUGIN_SECTIONS, Config
+from rtk.config.sections import PluginSection, options_field, plugin_name
 from rtk.errors import one_line
 from rtk.plugin.foreign import contained
 from rtk.plugin.registry import INSTEAD, Registered, Registry

@@ -4,15 +4,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from rtk.errors import RequestError
 from rtk.schedule.params import SamplingParams
-
-if TYPE_CHECKING:
-    from rtk.serve.protocol import GenerateRequest
 
 MINUTE_S = 60.0
 
@@ -114,20 +111,24 @@ class Ceilings:
     prompt_tokens: int | None = None
     new_tokens: int | None = None
 
-    def applied(self, request: "GenerateRequest", params: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        """The parameters, with a length where there was none. Raises `RequestError` for what is too long."""
+    def applied(
+        self, params: SamplingParams, prompt_tokens: int, *, prompt_name: str, names: Mapping[str, str]
+    ) -> SamplingParams:
+        """The parameters, with a length where there was none. Raises `RequestError` for what is too long.
+
+        The last two: what the client calls its prompt, and its parameters.
+        """
         if self.prompt_tokens is not None and prompt_tokens > self.prompt_tokens:
-            name = request.prompt_name
             raise RequestError(
-                f"{name}: {prompt_tokens:,} tokens; this server takes prompts of {self.prompt_tokens:,} at most",
-                field=name,
+                f"{prompt_name}: {prompt_tokens:,} tokens; this server takes prompts of {self.prompt_tokens:,} at most",
+                field=prompt_name,
                 code="prompt_too_long",
             )
         if self.new_tokens is None:
             return params
-        name = request.names.get("max_new_tokens", "max_new_tokens")
+        name = names.get("max_new_tokens", "max_new_tokens")
         if params.max_new_tokens is None:
-            low = request.names.get("min_new_tokens", "min_new_tokens")
+            low = names.get("min_new_tokens", "min_new_tokens")
             if params.min_new_tokens > self.new_tokens:
                 raise _too_many(low, params.min_new_tokens, self.new_tokens)
             return replace(params, max_new_tokens=self.new_tokens)

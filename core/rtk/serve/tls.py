@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from rtk.config.models import TlsConfig
+from rtk.config.serving import TlsConfig
 from rtk.errors import ConfigError
 
 

@@ -277,7 +277,7 @@ class TokenizerManager(Asking):
         tokens = await self._prompts.tokens(request)
         prompt_tokens = len(tokens) // TOKEN_BYTES
         check_prompt_logprobs(params, prompt_tokens, names=request.names)
-        params = request.ceilings.applied(request, params, prompt_tokens)
+        params = request.ceilings.applied(params, prompt_tokens, prompt_name=request.prompt_name, names=request.names)
         return NewRequest(
             rid=entry.id,
             tokens=tokens,
