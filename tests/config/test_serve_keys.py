@@ -70,6 +70,8 @@ def test_what_are_no_keys(text: str, problem: str) -> None:
          "admin_api_key is one of api_keys too, so that a client would be an administrator"),
         ({"api_keys": {"acme": "s3cret"}, "tenants.limits": {"beta": {"max_requests": 1}}},
          "tenants.limits names beta, and api_keys has no such tenant"),
+        ({"restart": True, "in_process": True},
+         "restart starts processes again, and in_process has none; leave one of them out"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(values: dict[str, Any], problem: str) -> None:
