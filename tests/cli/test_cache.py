@@ -142,7 +142,9 @@ def test_what_the_server_refuses(http: Served) -> None:
     assert failure("explain", "", "--url", http.base).startswith("text is empty: a prompt has at least one token")
     message = "ttl_s = -1.0: must be a number of seconds above 0, up to 2147483647, or null (invalid_request)"
     assert failure("pin", "a", "b", "--ttl", "-1", "--url", http.base, "--admin-key", KEY) == message
-    assert failure("show", "--url", f"{http.base}/elsewhere") == "unknown path: GET /elsewhere/cache (unknown_path)"
+    assert failure("show", "--url", f"{http.base}/elsewhere") == (
+        "unknown path: GET /elsewhere/cache; /openapi.json lists those that there are (unknown_path)"
+    )
 
 
 def test_a_busy_server() -> None:
