@@ -10,7 +10,7 @@ from rtk.errors import printable
 from rtk_cli.server import HERE, AdminKey, Server, Tenant, Url, refusal
 
 SHOWN_CHARACTERS = 40
-"""Of a salt, in tables."""
+"""Of a salt and its like, in tables."""
 
 app = typer.Typer(
     help="Look into the prefix cache of a running server, and keep or drop what is there.", no_args_is_help=True
@@ -18,6 +18,7 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="what the pin is called")]
 Salt = Annotated[str | None, typer.Option(help="the cache_salt of the requests that this is about")]
+ExtraKey = Annotated[str | None, typer.Option(help="their extra_key")]
 
 
 @app.command()
@@ -35,20 +36,33 @@ def pins(url: Url = HERE, admin_key: AdminKey = None) -> None:
     found = Server(url, admin_key).ask("GET", "/cache")["pins"]
     if isinstance(found, Mapping):
         raise refusal(found)
-    rows = [(pin["name"], f"{pin['tokens']:,}", _salt(pin), _adapter(pin), _time(pin["expires_in_s"])) for pin in found]
-    _print_table(("name", "tokens", "salt", "adapter", "expires in"), rows)
+    rows = [
+        (
+            pin["name"],
+            f"{pin['tokens']:,}",
+            _short(pin.get("tenant")),
+            _short(pin["cache_salt"]),
+            _short(pin["extra_key"]),
+            _adapter(pin),
+            _time(pin["expires_in_s"]),
+        )
+        for pin in found
+    ]
+    _print_table(("name", "tokens", "tenant", "salt", "extra key", "adapter", "expires in"), rows)
 
 
 @app.command()
 def explain(
     text: Annotated[str, typer.Argument(help="the prompt")],
     salt: Salt = None,
+    extra_key: ExtraKey = None,
     tenant: Tenant = None,
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> None:
     """Say how much of a prompt would come from the cache, and why not more."""
-    found = Server(url, admin_key).ask("POST", "/cache/explain", {"text": text, "cache_salt": salt, "tenant": tenant})
+    body = {"text": text, "cache_salt": salt, "extra_key": extra_key, "tenant": tenant}
+    found = Server(url, admin_key).ask("POST", "/cache/explain", body)
     typer.echo(printable(found["reason"]))
 
 
@@ -58,12 +72,13 @@ def pin(
     text: Annotated[str, typer.Argument(help="the prompt to keep")],
     ttl: Annotated[float | None, typer.Option(help="seconds to keep it; default: until it is unpinned")] = None,
     salt: Salt = None,
+    extra_key: ExtraKey = None,
     tenant: Tenant = None,
     url: Url = HERE,
     admin_key: AdminKey = None,
 ) -> None:
     """Keep a prompt in the cache, computing it where it is not there."""
-    body = {"name": name, "text": text, "ttl_s": ttl, "cache_salt": salt, "tenant": tenant}
+    body = {"name": name, "text": text, "ttl_s": ttl, "cache_salt": salt, "extra_key": extra_key, "tenant": tenant}
     kept = Server(url, admin_key, limit_s=None).ask("POST", "/cache/pin", body)
     lasts = "until it is unpinned" if kept["expires_in_s"] is None else f"for {_time(kept['expires_in_s'])}"
     typer.echo(f"{printable(kept['name'])}: {kept['tokens']:,} tokens are kept {lasts}")
@@ -98,11 +113,10 @@ def _print_table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
     console.print(table)
 
 
-def _salt(pin: Mapping[str, Any]) -> str:
-    salt = pin["cache_salt"]
-    if salt is None:
+def _short(text: str | None) -> str:
+    if text is None:
         return "-"
-    return salt if len(salt) <= SHOWN_CHARACTERS else f"{salt[:SHOWN_CHARACTERS]}…"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def _adapter(pin: Mapping[str, Any]) -> str:

@@ -80,7 +80,8 @@ def _check_no_flags(loaded: "LoadedConfig") -> None:
     """What is asked of an engine does not reach one that runs already."""
     given = sorted({source for _, _, source in loaded.rows() if source.startswith(("flag ", "--set "))})
     if given:
-        raise ConfigError(f"{given[0].removeprefix('flag ')} has no effect with --url: the server has a configuration")
+        flag = given[0].removeprefix("flag ")
+        raise ConfigError(f"{flag} has no effect with --url: the server has its own; leave it out")
 
 
 # --- the conversation -------------------------------------------------------------------------------------------

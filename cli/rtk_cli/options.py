@@ -77,7 +77,8 @@ def _parameter_name(key: Key) -> str:
 
 
 def _parameter(key: Key, *, hidden: bool = False) -> inspect.Parameter:
-    help_text = f"{key.description} ({key.path} = {as_text(key.default)})"
+    repeatable = "; repeatable" if key.is_repeatable else ""
+    help_text = f"{key.description}{repeatable} ({key.path} = {as_text(key.default)})"
     if key.is_switch:
         flags = f"{key.flag}/--no-{key.flag.removeprefix('--')}" if key.flag else ""
         annotation: Any = Annotated[bool | None, typer.Option(flags, help=help_text, hidden=hidden)]

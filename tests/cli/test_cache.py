@@ -61,24 +61,26 @@ def test_show(http: Served) -> None:
 
 def test_pins(http: Served) -> None:
     header, pin = words(ask(http, "pins"))
-    assert header == ["name", "tokens", "salt", "adapter", "expires", "in"]
-    assert pin == ["greeting", "3", "s", "-", "-"]
+    assert header == ["name", "tokens", "tenant", "salt", "extra", "key", "adapter", "expires", "in"]
+    assert pin == ["greeting", "3", "-", "s", "-", "-", "-"]
 
 
 def test_what_a_pin_is_called_cannot_steer_a_terminal(http: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     salt = "[red]\x1b[31m\n" + "x" * 60
-    state = PinState(name="[b]a", tokens=1234, namespace=Namespace(salt=salt), expires_in_s=61.4)
+    state = PinState(
+        name="[b]a", tokens=1234, namespace=Namespace(salt=salt, extra="k", tenant="acme"), expires_in_s=61.4
+    )
     monkeypatch.setattr(http.fake, "pins", (state,))
     _, pin = ask(http, "pins")
-    assert pin.split() == ["[b]a", "1,234", r"[red]\x1b[31m\n" + "x" * 29 + "…", "-", "61", "s"]
+    assert pin.split() == ["[b]a", "1,234", "acme", r"[red]\x1b[31m\n" + "x" * 29 + "…", "k", "-", "61", "s"]
 
 
 def test_explain(http: Served) -> None:
-    assert ask(http, "explain", "abc", "--salt", "s") == [
+    assert ask(http, "explain", "abc", "--salt", "s", "--extra-key", "k") == [
         "0 of 3 tokens would be reused: nothing that begins like this was cached, as far as the cache remembers."
     ]
     question = http.fake.of(Explain)[-1]
-    assert (question.namespace, question.elsewhere) == (Namespace(salt="s"), False)
+    assert (question.namespace, question.elsewhere) == (Namespace(salt="s", extra="k"), False)
 
 
 def test_explaining_needs_no_key(http: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +98,12 @@ def test_explaining_needs_no_key(http: Served, monkeypatch: pytest.MonkeyPatch) 
 
 def test_pin_and_unpin(http: Served) -> None:
     assert ask(http, "pin", "a", "abcd") == ["a: 4 tokens are kept until it is unpinned"]
-    assert ask(http, "pin", "b", "xy", "--ttl", "90", "--salt", "s") == ["b: 2 tokens are kept for 90 s"]
+    assert ask(http, "pin", "b", "xy", "--ttl", "90", "--salt", "s", "--extra-key", "k") == [
+        "b: 2 tokens are kept for 90 s"
+    ]
     first, second = http.fake.of(Pin)[-2:]
     assert (first.name, first.ttl_s, first.namespace) == ("a", None, Namespace())
-    assert (second.name, second.ttl_s, second.namespace) == ("b", 90, Namespace(salt="s"))
+    assert (second.name, second.ttl_s, second.namespace) == ("b", 90, Namespace(salt="s", extra="k"))
     assert ask(http, "unpin", "a") == ["a: 3 tokens may be evicted"]
     assert http.fake.of(Unpin)[-1].name == "a"
 
@@ -138,7 +142,9 @@ def test_what_the_server_refuses(http: Served) -> None:
     assert failure("explain", "", "--url", http.base).startswith("text is empty: a prompt has at least one token")
     message = "ttl_s = -1.0: must be a number of seconds above 0, up to 2147483647, or null (invalid_request)"
     assert failure("pin", "a", "b", "--ttl", "-1", "--url", http.base, "--admin-key", KEY) == message
-    assert failure("show", "--url", f"{http.base}/elsewhere") == "unknown path: GET /elsewhere/cache (unknown_path)"
+    assert failure("show", "--url", f"{http.base}/elsewhere") == (
+        "unknown path: GET /elsewhere/cache; /openapi.json lists those that there are (unknown_path)"
+    )
 
 
 def test_a_busy_server() -> None:

@@ -443,7 +443,7 @@ def httpd():
         (["--url", "127.0.0.1:9"], "--url 127.0.0.1:9: must begin with http:// or https://"),
         (["--url", "http://x", "--api-key", "a b"], "--api-key: must be printable ASCII characters without spaces"),
         (["--api-key", "a"], "--api-key: only for a server; name one with --url"),
-        (["--url", "http://x", "--page-size", "4"], "--page-size has no effect with --url: the server has a"),
+        (["--url", "http://x", "--page-size", "4"], "--page-size has no effect with --url: the server has its own"),
         (["--url", "http://x", "--set", "cache.page_size=4"], "--set cache.page_size has no effect with --url"),
     ],
 )

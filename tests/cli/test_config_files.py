@@ -598,7 +598,7 @@ def test_a_dry_run_says_what_is_known_of_the_pool(
 def test_a_pool_that_is_sized_twice_is_no_configuration() -> None:
     file = write("[cache]\npage_size = 16\npool_tokens = 100\nmem_fraction = 0.5\n")
     twice = "cache: pool_tokens and mem_fraction both size the KV pool; set one of them"
-    assert rtk("config", "check", file)[:2] == (1, [f"{file}:2: {twice} ({file}:2, {file}:3, {file}:4)"])
+    assert rtk("config", "check", file)[:2] == (1, [f"{file}:3: {twice} ({file}:3, {file}:4)"])
     one = write("[cache]\npool_tokens = 100\n", "one.toml")
     _, _, err = rtk("config", "show", "--config", one, "--mem-fraction", "0.5")
     assert err == [f"error: {one}:2: {twice} ({one}:2, flag --mem-fraction)"]

@@ -220,7 +220,7 @@ def test_paths_are_texts(write: Write) -> None:
         ),
         (
             "[plugins]\nrequire = {'a b' = ''}\n",
-            "rtk.toml:2: plugins.require.a b = 'a b': must be the name of a package, ",
+            "rtk.toml:2: plugins.require.a b = '': the key 'a b' must be the name of a package, ",
         ),
         ("version = true\n", "rtk.toml:1: version = true: this rtk reads files of the versions 1 to 1; "),
         ("[cache]\npage_size = \n", "rtk.toml:2: is not valid TOML: Invalid value"),

@@ -70,6 +70,8 @@ def test_what_are_no_keys(text: str, problem: str) -> None:
          "admin_api_key is one of api_keys too, so that a client would be an administrator"),
         ({"api_keys": {"acme": "s3cret"}, "tenants.limits": {"beta": {"max_requests": 1}}},
          "tenants.limits names beta, and api_keys has no such tenant"),
+        ({"restart": True, "in_process": True},
+         "restart starts processes again, and in_process has none; leave one of them out"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(values: dict[str, Any], problem: str) -> None:
@@ -94,7 +96,8 @@ def test_a_wrong_limit_is_told_with_its_line(tmp_path: Path) -> None:
         load_config(installed(), {}, {}, files=[file])
     assert [problem.partition(": ")[2] for problem in refused.value.problems] == [
         "serve.tenants.limits.acme = 0: must be greater than or equal to 1",
-        "serve.tenants.limits.beta = 'max_request': must be 'max_requests' or 'tokens_per_minute'",
+        'serve.tenants.limits.beta = {"max_request": 1}: '
+        "the key 'max_request' must be 'max_requests' or 'tokens_per_minute'",
     ]
 
 

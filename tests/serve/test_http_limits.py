@@ -74,7 +74,8 @@ def test_requests_are_counted_while_they_wait_or_run():
 
 def test_what_never_fits_is_not_told_to_come_back():
     error = refused(Account(max_requests=3), 4)
-    assert (error.status, str(error)) == (400, "asks for 4 answers; you may have 3 at a time")
+    more = "send fewer prompts in one request, or a lower n"
+    assert (error.status, str(error)) == (400, f"asks for 4 answers; you may have 3 at a time: {more}")
 
 
 def test_tenants_have_limits_of_their_own():

@@ -91,13 +91,16 @@ def test_long_values_make_short_messages(http):
 @pytest.mark.parametrize(("method", "path"), [("GET", "/generate"), ("PUT", "/v1/completions"), ("POST", "/health")])
 def test_methods_that_are_not_there(http, method, path):
     response = http.run(http.request(method, path))
-    assert error_of(response, 405)["code"] == "method_not_allowed"
+    error = error_of(response, 405)
+    assert error["code"] == "method_not_allowed"
+    assert error["message"] == f"method not allowed: {method} {path}; it takes {response.headers['allow']}"
     assert response.headers["allow"]
 
 
 def test_paths_that_are_not_there(http):
     error = error_of(http.get("/v2/completions"), 404)
-    assert (error["code"], error["message"]) == ("unknown_path", "unknown path: GET /v2/completions")
+    message = "unknown path: GET /v2/completions; /openapi.json lists those that there are"
+    assert (error["code"], error["message"]) == ("unknown_path", message)
 
 
 def test_a_bug_is_a_500_with_a_traceback_in_the_log_and_nothing_of_it_in_the_body(http, monkeypatch, caplog):

@@ -209,6 +209,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 INDEX = re.compile(r"\d+")
+A_KEY = "[key]"
+"""Where pydantic found a fault with the key of a mapping."""
 WRONG_TYPE = re.compile(r".*_(parsing|type)")
 SPOKEN_FOR = re.compile(
     rf"{WRONG_TYPE.pattern}|literal_error|enum|(greater|less)_than(_equal)?|string_too_(short|long)"
@@ -227,9 +229,12 @@ def _explained(details: ErrorDetails, keys: KeyTable, given: Mapping[str, Given]
     rest = tuple(map(str, details["loc"][len(key.attributes) :]))
     if not (rest and isinstance(one.value, Mapping | list | tuple)) and SPOKEN_FOR.fullmatch(details["type"]):
         reason = f"must be {_in_a_file(key.allowed) if one.in_file else key.allowed}"
+    value = details["input"]
+    if rest and rest[-1] == A_KEY and not key.is_secret:
+        reason, value = f"the key {value!r} {reason}", one.value.get(rest[0], value)
     if rest and rest[:1] in one.inside:
-        shown = key.shown(details["input"]) if key.is_secret else as_written(details["input"])
-        entry = Given(details["input"], shown, one.inside[rest[:1]], one.in_file)
+        shown = key.shown(value) if key.is_secret else as_written(value)
+        entry = Given(value, shown, one.inside[rest[:1]], one.in_file)
         return Refusal(key.path, rest[0], entry.told(f"{key.path}.{rest[0]}", reason))
     if isinstance(one.value, list | tuple) and (index := next(filter(INDEX.fullmatch, rest), None)):
         reason = f"item {int(index) + 1}: {reason}"
@@ -242,8 +247,10 @@ def _in_a_file(allowed: str) -> str:
 
 
 def _together(section: str, reason: str, given: Mapping[str, Given]) -> Refusal:
-    """A problem with all that is given of a section."""
-    found = [one for path, one in given.items() if _inside(path, section)]
+    """A problem with what is given of a section: with the keys that the reason names, or else with all."""
+    inside = {path: one for path, one in given.items() if _inside(path, section)}
+    named = set(re.findall(r"\w+", reason))
+    found = [one for path, one in inside.items() if path.rpartition(".")[2] in named] or list(inside.values())
     place = next((f"{one.source}: " for one in found if one.in_file), "")
     return Refusal(section, None, f"{place}{section}: {reason} ({', '.join(one.source for one in found)})")
 

@@ -214,3 +214,9 @@ class ServeConfig(Section):
         if isinstance(self.api_keys, dict) and (unknown := self.tenants.limits.keys() - self.api_keys.keys()):
             raise ValueError(f"tenants.limits names {min(unknown)}, and api_keys has no such tenant")
         return self
+
+    @model_validator(mode="after")
+    def _restart_has_a_process_to_start(self) -> Self:
+        if self.restart and self.in_process:
+            raise ValueError("restart starts processes again, and in_process has none; leave one of them out")
+        return self

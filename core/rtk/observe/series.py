@@ -23,7 +23,7 @@ UNASKED = Stats(id=0, values={})
 
 REASONS = ("stop", "length", "abort", "error")
 STATES = ("free", "evictable", "protected", "held")
-VERDICTS = ("exact", "narrowed", "refused")
+VERDICTS = ("exact", "narrowed", "loosened", "refused")
 FAILURES = ("deadline_exceeded", "queue_timeout", "generation_failed", "grammar_dead_end", "grammar_failed")
 """Codes of requests that end with an error, those that are counted from the start."""
 REFUSALS = ("queue_full", "context_length_exceeded", "never_fits", "grammar_queue_full")

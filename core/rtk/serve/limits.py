@@ -51,7 +51,10 @@ class Account:
         """Begin so many requests; `give_back` follows, whether this refuses or not. Raises `RequestError`."""
         self.requests += requests
         if self._max_requests is not None and requests > self._max_requests:
-            raise RequestError(f"asks for {requests} answers; you may have {self._max_requests} at a time")
+            raise RequestError(
+                f"asks for {requests} answers; you may have {self._max_requests} at a time: "
+                "send fewer prompts in one request, or a lower n"
+            )
         if self._max_requests is not None and self.requests > self._max_requests:
             already = self.requests - requests
             raise _exceeded(

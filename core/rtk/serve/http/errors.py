@@ -89,8 +89,13 @@ def answering_errors(handler: Handler) -> Handler:
 async def route_error(request: Request, error: Exception) -> Response:
     """The answer to a path or method that does not exist."""
     assert isinstance(error, HTTPException), "registered for this class"
-    known = {404: ("unknown_path", "unknown path"), 405: ("method_not_allowed", "method not allowed")}
-    code, what = known.get(error.status_code, ("invalid_request", str(error.detail)))
+    headers = dict(error.headers or {})
+    known = {
+        404: ("unknown_path", "unknown path", "; /openapi.json lists those that there are"),
+        405: ("method_not_allowed", "method not allowed", f"; it takes {headers.get('Allow', 'another')}"),
+    }
+    code, what, instead = known.get(error.status_code, ("invalid_request", str(error.detail), ""))
     current().code = code
-    refusal = RequestError(f"{what}: {request.method} {request.scope['path']}", code=code, status=error.status_code)
-    return json_response(error_body(refusal), status=error.status_code, headers=dict(error.headers or {}))
+    problem = f"{what}: {request.method} {request.scope['path']}{instead}"
+    refusal = RequestError(problem, code=code, status=error.status_code)
+    return json_response(error_body(refusal), status=error.status_code, headers=headers)
