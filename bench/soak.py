@@ -9,9 +9,12 @@ malformed, one in ten wants an answer with a form, one in twenty has a deadline;
 
 A warm-up of the same mix comes first, and what the server and its children hold then is what they must hold at the end;
 memory may have grown by --memory-mib, descriptors by --files, which is none. Every client that stays must get what it
-asked for. Of a request whose client left, at most one row may be computed after the scheduler knew: `wasted_rows`
-against the ends that a step in flight could not know. Then everybody leaves; how long it took until that was known is
-told from outside, by tokens that nobody received.
+asked for. The clients are of two tenants, each of which may have as many answers at a time as all clients want at most;
+at the end each asks for that many at once, and is refused if anything was not given back.
+
+Of a request whose client left, at most one row may be computed after the scheduler knew: `wasted_rows` against the ends
+that a step in flight could not know. Then everybody leaves; how long it took until that was known is told from outside,
+by tokens that nobody received.
 
 Prints a table and a line of JSON; exits with 1 where something is not as it must be. Ends by itself.
 """
@@ -31,11 +34,13 @@ from pathlib import Path
 from typing import Any
 
 import soak_model
-from soak_client import LONG, Outcome, Plan, formed, leavers, plans, run
+from soak_client import LONG, TENANTS, Outcome, Plan, crowds, formed, leavers, plans, run
 from soak_server import Held, Server
 
 QUIET_S = 60.0
 """How long the server may take to come to rest."""
+ADMIN = "administrator"
+"""Key of the bench."""
 NOTHING = Held(0, 0, 0, 0)
 MIB = 1 << 20
 
@@ -109,7 +114,7 @@ class Soak:
         middle = await self.stats()
         left = await self.fire(leavers(max(20, options.requests // 20), options.seed), 8)
         after = await self.stats()
-        late = await self.fire(formed("late"), 1)
+        late = await self.fire(formed("late") + crowds(2 * options.concurrency), 1)
         held = await self.held(base)
         self._check_clients(early + outcomes + left + late)
         self._check_leaving(before, middle, after, left)
@@ -154,7 +159,7 @@ class Soak:
         self.check("requests aborted, all leave", aborted, len(left))
         wasted = int(after["wasted_rows"] - middle["wasted_rows"])
         self.check("rows computed in vain, all leave", wasted, f"<= {aborted}", lambda n: n <= aborted)
-        made = [self.server.ask(f"/requests/{outcome.plan.rid}/explain")["output_tokens"] for outcome in left]
+        made = [self.server.ask(_explain(outcome.plan))["output_tokens"] for outcome in left]
         self.check("answers that went on to their length", sum(tokens >= LONG for tokens in made), 0)
         unread = [tokens - outcome.tokens for tokens, outcome in zip(made, left, strict=True)]
         self.figures["tokens that nobody received"] = {"median": statistics.median(unread), "most": max(unread)}
@@ -192,6 +197,16 @@ class Soak:
         status, left = self.server.terminate()
         self.check("exit status after SIGTERM", status, 0)
         self.check("processes left", left, 0)
+
+
+def _explain(plan: Plan) -> str:
+    return f"/requests/{plan.rid}/explain?tenant={plan.tenant}"
+
+
+def keys_of(concurrency: int) -> dict[str, str]:
+    """Variables of a server with tenants, who may have just so many answers at a time that no client is refused."""
+    keys, most = json.dumps({name: name for name in TENANTS}), str(2 * concurrency)
+    return {"RTK_SERVE__API_KEYS": keys, "RTK_SERVE__ADMIN_API_KEY": ADMIN, "RTK_SERVE__TENANTS__MAX_REQUESTS": most}
 
 
 def flags_of(options: argparse.Namespace, folder: str) -> list[str]:
@@ -235,7 +250,7 @@ def soak(options: argparse.Namespace) -> Soak:
     with tempfile.TemporaryDirectory() if options.model is None else nullcontext("") as folder:
         if options.model is None:
             soak_model.write(Path(folder))
-        with Server(*flags_of(options, folder)) as server:
+        with Server(*flags_of(options, folder), env=keys_of(options.concurrency), key=ADMIN) as server:
             one = Soak(server, options)
             try:
                 asyncio.run(asyncio.wait_for(one.run(), options.limit_s))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+TENANTS = ("acme", "beta")
+"""Who the clients are, by turns. The key of each is its name."""
 LIMIT_S = 600.0
 """How long one client waits."""
 PROMPT, ANSWER, LONG = (8, 96), (32, 192), 256
@@ -58,6 +60,7 @@ class Plan:
     body: bytes
     stream: bool = False
     rid: str = ""
+    tenant: str = TENANTS[0]
     prompt_bytes: int = 0
     leaves: str | None = None
     """While `sending`, while `waiting` for the first byte, or after `events` of a stream."""
@@ -98,7 +101,8 @@ def plans(count: int, seed: int, *, several: bool) -> list[Plan]:
     makers = [maker for maker, share in shares.items() for _ in range(round(share * count))]
     makers += [_plain] * (count - len(makers))
     rng.shuffle(makers)
-    return [maker(rng, f"soak-{seed}-{i}") for i, maker in enumerate(makers)]
+    made = [maker(rng, f"soak-{seed}-{i}") for i, maker in enumerate(makers)]
+    return [replace(plan, tenant=TENANTS[i % len(TENANTS)]) for i, plan in enumerate(made)]
 
 
 def formed(name: str) -> list[Plan]:
@@ -110,6 +114,13 @@ def formed(name: str) -> list[Plan]:
         ({"guided_json": {**SCHEMA, "title": name}}, JSON),
     ]
     return [_formed(rng, f"formed-{name}-{i}", form) for i, form in enumerate(forms)]
+
+
+def crowds(size: int) -> list[Plan]:
+    """For each tenant a client that wants so many answers at a time."""
+    body = {"prompt": "a", "n": size, "max_tokens": 1, "temperature": 1, "ignore_eos": True}
+    wants = {"tokens": 1, "choices": size}
+    return [Plan("crowd", "/v1/completions", json.dumps(body).encode(), tenant=t, wants=wants) for t in TENANTS]
 
 
 def leavers(count: int, seed: int) -> list[Plan]:
@@ -177,7 +188,7 @@ def _request(
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body |= {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
     wants = {"tokens": body["max_tokens"], "choices": 1, **(wants or {})}
-    return Plan(kind, path, json.dumps(body).encode(), body["stream"], rid, len(text), wants=wants)
+    return Plan(kind, path, json.dumps(body).encode(), body["stream"], rid, prompt_bytes=len(text), wants=wants)
 
 
 async def run(host: str, port: int, plan: Plan) -> Outcome:
@@ -199,6 +210,7 @@ async def _talk(host: str, port: int, plan: Plan, outcome: Outcome) -> None:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         head = f"POST {plan.path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+        head += f"Authorization: Bearer {plan.tenant}\r\n"
         writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(plan.body)}\r\n\r\n".encode())
         if plan.leaves == "sending":
             writer.write(plan.body[: len(plan.body) // 2])

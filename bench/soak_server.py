@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from http.client import HTTPResponse
 from typing import Any
 
 import psutil
@@ -37,10 +39,14 @@ class Held:
 class Server:
     """The command in a process of its own, on a free port of this machine. A context manager."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, env: Mapping[str, str] | None = None, key: str = "") -> None:
+        """`env`: variables beside those that there are; `key`: an administrator's, empty where there are no keys."""
         script = "from rtk_cli.main import main; main()"
         command = [sys.executable, "-c", script, "serve", "--host", "127.0.0.1", "--port", "0", *flags]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        self._process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, errors="replace", env=os.environ | {**(env or {})}
+        )
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.log: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -112,8 +118,13 @@ class Server:
 
     def ask(self, path: str) -> Any:
         """What a GET answers, parsed."""
-        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=ASK_S) as answer:
+        with self._get(path) as answer:
             return json.load(answer)
+
+    def _get(self, path: str) -> HTTPResponse:
+        request = urllib.request.Request(f"http://{self.host}:{self.port}{path}", headers=self._headers)
+        answer: HTTPResponse = urllib.request.urlopen(request, timeout=ASK_S)
+        return answer
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges, and the requests in flight."""
@@ -123,7 +134,7 @@ class Server:
     def metrics(self) -> dict[str, float]:
         """What /metrics says, summed over labels; nothing where there is none."""
         try:
-            with urllib.request.urlopen(f"http://{self.host}:{self.port}/metrics", timeout=ASK_S) as answer:
+            with self._get("/metrics") as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             error.close()
