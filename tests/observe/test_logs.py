@@ -127,3 +127,17 @@ def test_a_full_disk_changes_no_exit_code():
     )
     with open("/dev/full", "w") as full:  # noqa: PTH123
         assert subprocess.run([sys.executable, "-c", code], stderr=full, check=False).returncode == 0
+
+
+CLOSED = """
+import os
+os.closerange(0, 3)
+from rtk.observe.logs import begin
+begin()
+os._exit(sum(os.path.samestat(os.fstat(one), os.stat(os.devnull)) for one in range(3)))
+"""
+
+
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    assert subprocess.run([sys.executable, "-c", CLOSED], check=False).returncode == 3

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import ssl
+import sys
 import threading
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rtk.plugin.host import installed
 from rtk.serve import launch
 from rtk.serve.dry_run import rehearse
 from rtk.serve.http import connection as connection_module
+from rtk.serve.http.connection import room_for
 from rtk.serve.http.rights import ApiKeys
 from rtk.serve.http.server import Server
 from rtk.serve.tls import tls_context
@@ -270,3 +272,26 @@ def test_they_are_read_before_anything_is_started(monkeypatch, tmp_path):
         launch.serve(LoadedConfig(config, {}))
     with pytest.raises(ConfigError, match="No such file"):
         rehearse(LoadedConfig(config, {}), installed())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
+@pytest.mark.parametrize(
+    ("soft", "hard", "asked_for", "room"),
+    [
+        (1024, 10_000, 4352, 4096),
+        (10_000, 10_000, None, 4096),
+        (-1, -1, None, 4096),
+        (1024, -1, 4352, 4096),
+        (512, 1024, 1024, 768),
+        (1024, 1024, None, 768),
+        (64, 128, 128, 1),
+    ],
+)
+def test_as_many_connections_as_there_can_be_files(monkeypatch, soft, hard, asked_for, room):
+    import resource
+
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert room_for(4096) == room
+    assert asked == ([] if asked_for is None else [(asked_for, hard)])

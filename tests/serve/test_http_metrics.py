@@ -280,3 +280,28 @@ def test_a_full_queue_is_not_ready_and_well():
         assert (await server.request("GET", "/ready")).json() == {"status": "ready"}
 
     run(Real("a", end=False, max_running=1, max_queue=1), test)
+
+
+def test_who_asks_when_an_answer_has_come_takes_it_from_nobody():
+    class Manager:
+        answer = None
+
+        async def measured(self):
+            self.answer = asyncio.get_running_loop().create_future()
+            return await self.answer
+
+    async def ask():
+        manager = Manager()
+        measured, later = metrics_module.Measured(manager), []
+        first = asyncio.create_task(measured.renew(10))
+        await asyncio.sleep(0)
+        measured._asking.add_done_callback(lambda _: later.append(asyncio.create_task(measured.renew(10))))
+        second = asyncio.create_task(measured.renew(10))
+        while manager.answer is None:
+            await asyncio.sleep(0)
+        manager.answer.set_result("stats")
+        assert await asyncio.gather(first, second) == [True, True]
+        manager.answer.set_result("newer")
+        assert (await later[0], measured.stats) == (True, "newer")
+
+    asyncio.run(asyncio.wait_for(ask(), 10))

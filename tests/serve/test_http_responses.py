@@ -10,7 +10,12 @@ from test_http_streams import aborted_within_a_second, endless, post, read_until
 from tiny_tokenizer import CHATML, byte_level, ids_of
 
 from rtk.schedule.messages import Finish, NewRequest
+from rtk.serve.http.response_output import ResponseOutput
+from rtk.serve.protocol import Delta
 from rtk.serve.thinking import Thinking
+from rtk.serve.tools import hermes
+from rtk.serve.tools.machine import Tool
+from rtk.serve.tools.reader import Reader
 
 TOKENIZER = byte_level(b"</think>")
 A, B, C = ids_of(TOKENIZER, "a", "b", "c")
@@ -512,3 +517,22 @@ def test_a_plain_client_reads_the_same():
     with Served(saying(A, B, finish=STOP), tokenizer=TOKENIZER) as http:
         events = parsed(post(http, "/v1/responses", {"input": "hi", "stream": True}).text)
     assert events[-1]["type"] == "response.completed"
+
+
+def items_of(parts):
+    """The items of an answer that comes in these parts: their types and what they say."""
+    output = ResponseOutput(Reader(hermes.FORMAT, [Tool("add", {})]))
+    for i, part in enumerate(parts, 1):
+        more = {"prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": i, "token_ids": (i,)}
+        finish = STOP if i == len(parts) else None
+        for _ in output.add(Delta(index=0, rid="r", text=part, content=part, finish=finish, **more)):
+            pass
+    return [(item["type"], item.get("arguments") or item["content"][0]["text"]) for item in output.items()]
+
+
+def test_items_are_in_the_order_of_the_text_however_it_is_cut():
+    text = 'Hi<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>then<tool_call>{"name":"add"}</tool_call>bye'
+    one, two = ("function_call", '{"a":1}'), ("function_call", "{}")
+    whole = [("message", "Hi"), one, ("message", "then"), two, ("message", "bye")]
+    assert all(items_of([text[:at], text[at:]]) == whole for at in range(len(text)))
+    assert items_of([*text]) == whole

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from rtk.config.load import LoadedConfig, config_from
-from rtk.errors import ConfigError
+from rtk.errors import ConfigError, RtkError
 from rtk.serve import launch
 from rtk.serve.http import server as server_module
 from rtk.serve.http.server import Server
@@ -73,17 +73,43 @@ def test_a_signal_ends_the_process_once(number, error):
         signal.signal(number, before)
 
 
-def test_nothing_is_out_of_the_collectors_sight_when_the_process_ends(monkeypatch):
+@pytest.fixture
+def signals():
+    """Leaves the handlers of signals as they were."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_while_it_starts_lets_it_tidy_up(signals, monkeypatch):
+    tidied = []
+
+    def starting(*_):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            tidied.append(True)
+
+    monkeypatch.setattr(launch, "Supervisor", starting)
+    with pytest.raises(SystemExit) as ended:
+        launch.serve(LoadedConfig(config_from({"serve.port": 0}), {}))
+    assert (ended.value.code, tidied) == (0, [True])
+
+
+def test_an_engine_that_is_lost_while_the_server_ends_is_told_all_the_same(signals, monkeypatch):
+    monkeypatch.setattr(launch, "Supervisor", lambda *_: Mock(lost="the scheduler process has ended (SIGKILL)"))
+    monkeypatch.setattr(launch, "_serve", Mock(side_effect=SystemExit(0)))  # as uvicorn does when a signal ended it
+    with pytest.raises(RtkError, match=r"the scheduler process has ended \(SIGKILL\); restart the server"):
+        launch.serve(LoadedConfig(config_from({"serve.port": 0}), {}))
+
+
+def test_nothing_is_out_of_the_collectors_sight_when_the_process_ends(signals, monkeypatch):
     server, frozen = Mock(), []
     server.run.side_effect = lambda **_: frozen.append(gc.get_freeze_count())
     monkeypatch.setattr(launch, "start", Mock())
     monkeypatch.setattr(launch, "_server", lambda *_: server)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        launch.serve(LoadedConfig(config_from({"serve.port": 0, "serve.in_process": True}), {}))
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    launch.serve(LoadedConfig(config_from({"serve.port": 0, "serve.in_process": True}), {}))
     assert frozen[0] > 0 == gc.get_freeze_count()
 
 

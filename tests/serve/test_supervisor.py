@@ -26,7 +26,7 @@ class FakeProcess:
 
     def __init__(self, name):
         self.name, self.end, self.vitals, self.turn_s = name, "", Vitals(0.5, process={"gc_collections": 3}), 1.5
-        self.unanswered, self.silent_s, self.silent = False, 0.0, False
+        self.unanswered, self.silent_s, self.silent, self.serves = False, 0.0, False, True
         self.killed = threading.Event()
 
     def tell(self, order):
@@ -41,6 +41,8 @@ class FakeGeneration:
 
     made: list = []  # noqa: RUF012 - each test starts with none
     problem = None
+    hangs = 0
+    """From which of them on a detokenizer says nothing when it starts."""
 
     def __init__(self, config, place, number, deliver, ended):
         self.scheduler, self.detokenizer = FakeProcess("scheduler"), FakeProcess("detokenizer")
@@ -51,6 +53,11 @@ class FakeGeneration:
     def prepare(self):
         if self.problem:
             raise self.problem
+
+        if self.hangs and self.number >= self.hangs:
+            self.detokenizer.silent, self.detokenizer.serves = True, False
+            assert self.detokenizer.killed.wait(WAIT_S)
+            raise RtkError("the detokenizer process could not start")
 
     def begin(self, folder):
         self.done.append("begun")
@@ -78,6 +85,8 @@ class FakeGeneration:
 def start(monkeypatch):
     monkeypatch.setattr(FakeGeneration, "made", [])
     monkeypatch.setattr(FakeGeneration, "problem", None)
+    monkeypatch.setattr(FakeGeneration, "hangs", 0)
+    monkeypatch.setattr(module, "START_S", 0.1)
     monkeypatch.setattr(module, "Generation", FakeGeneration)
     monkeypatch.setattr(module, "PING_S", 0.01)
     monkeypatch.setattr(module, "find_or_fetch", lambda config, fetching: "folder")
@@ -179,14 +188,29 @@ def test_one_that_cannot_be_started_again_is_lost(start, monkeypatch):
 def test_silence_is_told_and_then_ended(start):
     engine = start(unwell_after_s=0.05, dead_after_s=0.2)
     (generation,) = FakeGeneration.made
-    told = {"gc_collections": 3}
-    assert engine.vitals == Vitals(1.5, process=told, processes={"scheduler": told, "detokenizer": told})
+    said = {"gc_collections": 3}
+    assert engine.vitals == Vitals(1.5, process=said, processes={"scheduler": said, "detokenizer": said})
     generation.detokenizer.silent = True
     ticks(lambda: engine.vitals.unwell)
     assert engine.vitals.unwell.startswith("the detokenizer process has answered nothing for ")
     assert engine._state == "serving"
     assert generation.detokenizer.killed.wait(WAIT_S)
     assert not generation.scheduler.killed.is_set()
+
+
+def test_one_that_is_silent_while_it_starts_counts_as_dead_too(start, monkeypatch):
+    monkeypatch.setattr(FakeGeneration, "hangs", 1)
+    with pytest.raises(RtkError, match="the detokenizer process could not start"):
+        start(unwell_after_s=0.01, dead_after_s=0.02)
+    assert FakeGeneration.made[0].done == ["killed"]
+
+    monkeypatch.setattr(FakeGeneration, "hangs", 2)
+    FakeGeneration.made.clear()
+    engine, told = start(restart=True, dead_after_s=0.02), threading.Event()
+    engine.when_lost(told.set)
+    FakeGeneration.made[0].dies()
+    assert told.wait(WAIT_S)
+    assert engine.lost.endswith("cannot be started again: the detokenizer process could not start")
 
 
 def test_one_that_answers_again_is_well(start):

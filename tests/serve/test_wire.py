@@ -6,6 +6,7 @@ import time
 import types
 import typing
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -175,7 +176,26 @@ def test_what_killed_servers_left_is_removed_and_nothing_else(tmp_path, monkeypa
 
 
 def test_where_no_path_is_short_enough_tcp_is_used(monkeypatch, tmp_path):
+    monkeypatch.setattr(wire.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(wire, "LONGEST", 3)
     meeting = Meeting()
     assert meeting.place.folder is None and len(meeting.place.secret) == 40
+    meeting.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_so_it_is_where_nothing_can_be_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(wire.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(wire, "_parents", lambda: [str(tmp_path)])
+    monkeypatch.setattr(wire, "LONGEST", 200)
+    monkeypatch.setattr(wire, "LOCK", "no/lock")
+    meeting = Meeting()
+    assert meeting.place.folder is None
+    meeting.close()
+    assert list(tmp_path.iterdir()) == []
+
+    monkeypatch.undo()
+    monkeypatch.setattr(wire.tempfile, "gettempdir", Mock(side_effect=FileNotFoundError("no usable directory")))
+    meeting = Meeting()
+    assert meeting.place.folder is None
     meeting.close()

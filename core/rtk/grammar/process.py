@@ -198,12 +198,17 @@ def keep_within(memory_bytes: int) -> None:
         _limit("RLIMIT_AS", size + memory_bytes)
 
 
-def die_with(engine: int, number: int = signal.SIGKILL) -> None:
+def told_of_death(number: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends, where it can."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def die_with(engine: int) -> None:
+    """End when the thread that started this process does, or where it has ended already."""
+    told_of_death(signal.SIGKILL)
     if os.getppid() != engine:  # it was gone before
         os._exit(0)
 

@@ -105,8 +105,18 @@ _setup = LogSetup()
 
 
 def begin() -> None:
-    """Warnings as text, for as long as nothing else is known."""
+    """Warnings as text, for as long as nothing else is known. Called before any file is opened."""
+    _hold_streams()
     use(LogSetup())
+
+
+def _hold_streams() -> None:
+    """Standard streams that are closed lead nowhere; else the next file to be opened would get what is printed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
 
 
 def configure(config: "Config", process: str = "main") -> None:

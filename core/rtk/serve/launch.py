@@ -30,6 +30,8 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
 
     The port is taken first: an occupied one is told before a model is loaded.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _exit)
     config = loaded.config
     tls, tracing = tls_context(config.serve.tls), start_tracing(config.observe.traces)
     with _listen(config.serve) as listener:
@@ -38,9 +40,11 @@ def serve(loaded: LoadedConfig, fetching: Fetching = quietly) -> None:
             _serve(start(config, fetching, collector.after_step), listener, collector, tracing, tls)
             return
         supervisor = Supervisor(config, fetching)
-        _serve(supervisor, listener, Collector(), tracing, tls)
-        if supervisor.lost:
-            raise RtkError(f"{supervisor.lost}; restart the server")
+        try:
+            _serve(supervisor, listener, Collector(), tracing, tls)
+        finally:  # also where a signal ends it: who ran did not come to an end
+            if supervisor.lost:
+                raise RtkError(f"{supervisor.lost}; restart the server")
 
 
 def _serve(
@@ -52,8 +56,6 @@ def _serve(
 ) -> None:
     gc_watch.start()
     collector.freeze()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _exit)  # uvicorn ends first, then raises the signal again
     listener.listen()  # who reads in the log that it is ready can connect
     try:
         server = _server(engine, listener, tracing, tls)
@@ -69,7 +71,10 @@ def _serve(
 
 
 def _exit(number: int, _: object) -> None:
-    """The process is on its way out: where a second signal of the kind came, there would be a traceback."""
+    """The process is on its way out: where a second signal of the kind came, there would be a traceback.
+
+    While it serves, uvicorn takes signals, ends, and then raises them again.
+    """
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
 
@@ -124,6 +129,7 @@ def _server(
     tls: ssl.SSLContext | None = None,
 ) -> "Server":
     from rtk.serve.http.app import create_app
+    from rtk.serve.http.connection import room_for
     from rtk.serve.http.server import Server
 
     config = runtime.config
@@ -156,6 +162,6 @@ def _server(
         runtime.close,
         config.serve.drain_s,
         tls=tls,
-        max_connections=config.serve.max_connections,
+        max_connections=room_for(config.serve.max_connections),
         header_timeout_s=config.serve.header_timeout_s,
     )

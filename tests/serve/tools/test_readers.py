@@ -1,6 +1,7 @@
 """What of an answer is content, and what calls of tools, in every format, and however the text is cut."""
 
 import itertools
+import json
 import random
 
 import pytest
@@ -121,6 +122,11 @@ LISTS = [
     ("[add(a=1)(b=2)]", ("(b=2)]", [("add", '{"a": 1}')])),
     ("[add(s='\\dé')]", ("", [("add", '{"s": "\\\\dé"}')])),
     ("[add(s='\\ud800')]", ("[add(s='\\ud800')]", [])),
+    ("[add(from='x', class=1, _a=[from], _=2)]", ("[add(from='x', class=1, _a=[from], _=2)]", [])),
+    (
+        "[add(from='x',class=1,\n_a=(1, 2), _={'in': 1}, é=',if=')]",
+        ("", [("add", '{"from": "x", "class": 1, "_a": [1, 2], "_": {"in": 1}, "é": ",if="}')]),
+    ),
     ("[add(a=" + "(" * 300 + ")" * 300 + ")]", ("[add(a=" + "(" * 300 + ")" * 300 + ")]", [])),
 ]  # fmt: skip
 ELEMENTS = [
@@ -133,6 +139,8 @@ ELEMENTS = [
     ("<tool_call><function=wipe></function></tool_call>", ("<tool_call><function=wipe></function></tool_call>", [])),
     ("<tool_call><function=add><parameter=a>[1</parameter></function>", ("", [("add", '{"a": "[1"}')])),
     ("<tool_call><function=add><parameter=s>ab", ("", [("add", '{"s": "ab')])),
+    ("<tool_call><function=add><parameter=a>1</parameter>or<parameter=s>x</parameter></function></tool_call>y", (
+        "ory", [("add", '{"a": 1, "s": "x"}')])),
     ("<tool_call><function=add>what<parameter=a>1</parameter></tool_call>", ("what", [("add", '{"a": 1}')])),
     ("<tool_call><function=a", ("<tool_call><function=a", [])),
     ("<tool_call><fun", ("<tool_call><fun", [])),
@@ -238,3 +246,36 @@ def test_what_the_settings_offer():
 
     choices = ServeConfig.model_json_schema()["properties"]["tool_parser"]["enum"]
     assert choices == ["auto", "none", *NAMES]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "integer"}, "5", 5),
+        ({}, "5", 5),
+        ({}, "True", "True"),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", 5),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5.5", "5.5"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, "5", 5),
+        ({"oneOf": [{"type": "number"}, {"type": "string"}]}, "5", 5),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["1", 1]}, "1", 1),
+        ({"const": "null"}, "null", "null"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"type": "object"}, "5", 5),
+        ({"type": "array"}, "[1", "[1"),
+        ({"type": 5}, "5", 5),
+        ({"anyOf": 5}, "5", 5),
+        ({"enum": []}, "5", 5),
+    ],
+)
+def test_values_are_of_the_type_that_the_schema_has(schema, text, value):
+    reader = Reader(CODER, [Tool("f", {"properties": {"a": schema}})])
+    (call,) = reader.push(f"<tool_call><function=f><parameter=a>{text}</parameter></function></tool_call>").calls
+    assert json.loads(call.arguments) == {"a": value}
+    assert type(json.loads(call.arguments)["a"]) is type(value)

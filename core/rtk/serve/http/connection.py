@@ -4,6 +4,8 @@ A client that sends its request a byte a second holds a connection for a while, 
 """
 
 import asyncio
+import logging
+import sys
 from typing import Any
 
 import h11
@@ -13,8 +15,35 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rtk.serve.http.errors import error_body, error_headers
 from rtk.serve.http.guard import busy
 
+log = logging.getLogger(__name__)
+
+SPARE = 256
+"""Files that the process may have open beside its connections: sockets, and the pipes of processes that it starts."""
+
 LINGER_S = 5.0
 """After an answer that did not wait for its request's end: how long the rest may take to come."""
+
+
+def room_for(connections: int) -> int:
+    """How many of so many connections the system lets this process have, after asking it for more where it takes that.
+
+    Who has no more cannot take another one either, to refuse it, nor start a process.
+    """
+    if sys.platform == "win32":
+        return connections
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = connections + SPARE
+    allowed = [files if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)]
+    if allowed[0] < files and allowed[0] < allowed[1]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, allowed[1]), hard))
+    room = max(1, min(connections, max(allowed) - SPARE))
+    if room < connections:
+        log.warning(
+            "up to %d connections, and not %d: the system allows %d open files", room, connections, max(allowed)
+        )
+    return room
 
 
 class Connection(H11Protocol):

@@ -37,10 +37,11 @@ class Measured:
 
     async def renew(self, patience_s: float) -> bool:
         """Ask; answers whether the engine did in time. If not, the question stays open, and is the next one's too."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        done, _ = await asyncio.wait((self._asking,), timeout=patience_s)
-        return bool(done) and self._asking.result()
+        asking = self._asking
+        if asking is None or asking.done():
+            asking = self._asking = asyncio.create_task(self._ask())
+        done, _ = await asyncio.wait((asking,), timeout=patience_s)
+        return bool(done) and asking.result()
 
     async def _ask(self) -> bool:
         try:

@@ -71,7 +71,7 @@ class Native(Endpoints):
         if typed(values, "stream", bool, False):
             return await stream_response(request, self._events(job), sent)
         await while_connected(request.receive, job.tally.add_all(self.manager.generate_batch(job.requests, group)))
-        return await beside(job.tally.entries, lambda: json_response(job.whole(), headers=sent))
+        return await beside(job.tally.size, lambda: json_response(job.whole(), headers=sent))
 
     def _prompts(self, values: Mapping[str, Any]) -> tuple[dict[str, str | list[int]], bool]:
         """Each prompt by what the client calls it, and whether there is a batch."""

@@ -151,7 +151,7 @@ class OpenAI(Endpoints):
         if stream:
             return await stream_response(request, self._events(job, options), sent)
         await while_connected(request.receive, job.tally.add_all(self._deltas(job)))
-        return await beside(job.tally.entries, lambda: json_response(job.answer(), headers=sent))
+        return await beside(job.tally.size, lambda: json_response(job.answer(), headers=sent))
 
     async def _events(self, job: "_Job", options: _StreamOptions) -> Events:
         """The events of a stream: chunks, the usage where it is wanted, and that all is done."""

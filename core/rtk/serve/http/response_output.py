@@ -6,7 +6,7 @@ from typing import Any
 
 from rtk.schedule.messages import Finish
 from rtk.serve.protocol import Delta
-from rtk.serve.tools.reader import CallPart, Reader, Said
+from rtk.serve.tools.reader import CallPart, Reader, Said, as_content
 
 Named = tuple[str, dict[str, Any]]
 """An event: what it is called, and what it says."""
@@ -111,14 +111,14 @@ class ResponseOutput:
         if delta.thought:
             self._reasoning_tokens = delta.completion_tokens
             yield from self._say("reasoning", delta.thought)
-        said = self._read(delta)
-        if said.content:
-            yield from self._say("message", said.content)
-        for call in said.calls:
-            if call.id:
-                yield from self._open(_CallItem(call, len(self._items)))
-            if call.arguments:
-                yield from self._items[-1].said(call.arguments)
+        for part in self._read(delta).parts:
+            if isinstance(part, str):
+                yield from self._say("message", part)
+                continue
+            if part.id:
+                yield from self._open(_CallItem(part, len(self._items)))
+            if part.arguments:
+                yield from self._items[-1].said(part.arguments)
         if delta.finish is not None:
             if not self._items:
                 yield from self._open(_Item("message", 0))
@@ -126,7 +126,7 @@ class ResponseOutput:
 
     def _read(self, delta: Delta) -> Said:
         if self._reader is None:
-            return Said(delta.content, [])
+            return as_content(delta.content)
         return self._reader.push(delta.content, last=delta.finish is not None)
 
     def _say(self, kind: str, text: str) -> Iterator[Named]:

@@ -8,7 +8,7 @@ from rtk.serve.http.logprobs import Placed, TokenWriter
 from rtk.serve.http.tally import Part
 from rtk.serve.http.tools import AskedTools
 from rtk.serve.protocol import Delta
-from rtk.serve.tools.reader import CallPart, Reader, Said
+from rtk.serve.tools.reader import CallPart, Reader, Said, as_content
 
 Choice = dict[str, Any]
 
@@ -91,7 +91,7 @@ class ChatShape:
         """An answer has the form that was asked for, or is calls."""
         self._readers: dict[int, Reader | None] = {}
         """Of the answers of a stream."""
-        self._said = Said("", [])
+        self._said = Said()
         """What the delta says that was asked about last."""
 
     def form(self, asked: AskedForm | None) -> AskedForm | None:
@@ -138,7 +138,7 @@ class ChatShape:
 
     def _read(self, reader: Reader | None, new: Delta | Part) -> Said:
         text = new.content if self._separate else new.text
-        return Said(text, []) if reader is None else reader.push(text, last=new.finish is not None)
+        return as_content(text) if reader is None else reader.push(text, last=new.finish is not None)
 
     def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
         """With their bytes. Those of thoughts are among them."""

@@ -73,10 +73,10 @@ class Tally:
         return part
 
     @property
-    def entries(self) -> int:
-        """Log-probabilities of all, those of the most probable tokens and of the prompts among them."""
+    def size(self) -> int:
+        """What there is to write: log-probabilities, those of prompts too, and characters, which may be calls."""
         placed = (at for part in self.parts for at, _ in part.placed)
-        return count_entries(placed) + sum(count_entries(part.prompt_logprobs) for part in self.parts)
+        return count_entries(placed) + sum(count_entries(p.prompt_logprobs) + len(p.content) for p in self.parts)
 
     async def add_all(self, deltas: AsyncGenerator[Delta, None]) -> None:
         """Take in everything until all have ended."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from rtk.errors import RtkError
-from rtk.grammar.process import GONE, Unbuffered, die_with
+from rtk.grammar.process import GONE, Unbuffered, told_of_death
 from rtk.observe.logs import LogSetup, use
 from rtk.observe.vitals import gc_watch, process_report
 from rtk.observe.wire import receive, send
@@ -60,7 +60,9 @@ class Child:
         if hello is None:
             os._exit(GONE)
         self.setup: Setup = pickle.loads(hello)  # from the process that started this one
-        threading.Thread(target=self._listen, name="rtk-control", daemon=True).start()
+        self._orphaned = False
+        self._listener = threading.Thread(target=self._listen, name="rtk-control", daemon=True)
+        self._listener.start()
 
     def say(self, message: FromChild) -> None:
         """Tell the main process something; from any thread."""
@@ -77,6 +79,12 @@ class Child:
         """Until the process is to end: because it is told to, or by `stop`."""
         self._orders.get()
 
+    def complain(self) -> None:
+        """Print what went wrong, where that is not just that the main process is gone, and the sockets with it."""
+        if self._orphaned:
+            self._listener.join()  # which ends the process
+        traceback.print_exc()
+
     def stop(self) -> None:
         """Have the process end; from any thread."""
         self._orders.put(None)
@@ -88,6 +96,7 @@ class Child:
                 self.say(Pong(self.vitals()))
             else:
                 self._orders.put(order)
+        self._orphaned = True
         remove(self.setup.place)  # the main process is gone, and could not
         os._exit(GONE)
 
@@ -97,7 +106,7 @@ def run(work: Callable[[Child], int], *, die_by: int = signal.SIGKILL) -> NoRetu
 
     `die_by`: the signal that the kernel sends when the main process has ended, where it can.
     """
-    die_with(int(sys.argv[1]), die_by)
+    told_of_death(die_by)  # one that was orphaned before finds that out by its pipe, and tidies up as any other
     for number in (
         signal.SIGTERM,
         signal.SIGINT,
@@ -113,7 +122,7 @@ def run(work: Callable[[Child], int], *, die_by: int = signal.SIGKILL) -> NoRetu
             error.add_note(traceback.format_exc())
         child.say(Failed(pickle.dumps(error)))
     except BaseException:  # noqa: BLE001 - told, and the process ends
-        traceback.print_exc()
+        child.complain()
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(status)  # nothing is left to do, and taking everything apart takes seconds

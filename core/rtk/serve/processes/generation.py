@@ -61,7 +61,7 @@ class Process:
         path = os.pathsep.join(filter(None, sys.path))  # it must find what this process found
         module = f"rtk.serve.processes.{name}"
         self._process = subprocess.Popen(
-            (sys.executable, "-P", "-c", f"from {module} import main; main()", str(os.getpid())),
+            (sys.executable, "-P", "-c", f"from {module} import main; main()"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | environment | {"PYTHONPATH": path},
@@ -73,6 +73,8 @@ class Process:
         self.vitals = Vitals()
         """The last that it told."""
         self._told_s = time.monotonic()
+        self.serves = False
+        """Whether its start is over."""
         self.unanswered = False
         """Whether it still owes the answer to a ping."""
         self.silent_s = 0.0
@@ -152,6 +154,7 @@ class Process:
                     self.vitals, self._told_s = message.vitals, time.monotonic()
                     self.unanswered, self.silent_s = False, 0.0
                 else:
+                    self.serves = isinstance(message, Ready)
                     self._said.put(message)
 
     def _wait(self) -> None:
@@ -176,6 +179,7 @@ class Generation:
         self._place = place
         self._deliver = deliver
         self._sending = threading.Lock()
+        self._ending = threading.Lock()
         self._out: zmq.Socket[bytes] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._source, self._address = bind(self._context, place, f"main{number}")
@@ -239,19 +243,20 @@ class Generation:
         self._end(END_S)
 
     def _end(self, limit_s: float) -> None:
-        for process in self.both:
-            process.join(limit_s)
-        if self._inbox.is_alive():
-            waker = connect(self._context, self._place, self._address)
-            waker.send(TO_MAIN.encode([End()]))
-            self._inbox.join()
-            waker.close(0)
-        with self._sending:
-            if self._out is not None:
-                self._out.close(0)
-                self._out = None
-        self._source.close(0)
-        self._context.term()
+        with self._ending:  # a shutdown and a death may come together
+            for process in self.both:
+                process.join(limit_s)
+            if self._inbox.is_alive():
+                waker = connect(self._context, self._place, self._address)
+                waker.send(TO_MAIN.encode([End()]))
+                self._inbox.join()
+                waker.close(0)
+            with self._sending:
+                if self._out is not None:
+                    self._out.close(0)
+                    self._out = None
+            self._source.close(0)
+            self._context.term()
 
     def _receive(self) -> None:
         """Deliver what comes, until the last message."""

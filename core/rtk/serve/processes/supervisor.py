@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 PING_S = 0.25
 """How often processes are asked whether they live."""
+START_S = 60.0
+"""How long one that starts may be silent at least: while libraries are imported, no other code may run."""
 RESTARTS, WITHIN_S = 3, 600.0
 """An engine that has been started again so often in so many seconds, and dies once more, is given up."""
 
@@ -38,8 +40,9 @@ State = Literal["serving", "restarting", "lost", "closed"]
 class Supervisor:
     """A running engine in processes of its own. `manager` is the way in; `close` ends it.
 
-    A thread watches the processes. One that has ended ends what runs with an error, and then either the engine is
-    started again (`serve.restart`), or it is lost: `lost` says why.
+    A thread asks the processes whether they live, and kills who is silent for too long, while they start too. Another
+    hears who has ended. That ends what runs with an error, and then either the engine is started again
+    (`serve.restart`), or it is lost: `lost` says why.
     """
 
     def __init__(self, config: Config, fetching: Fetching = quietly) -> None:
@@ -53,12 +56,15 @@ class Supervisor:
         self.lost = ""
         """Why it serves no more; empty: it does, or was closed."""
         self._on_lost: Callable[[], None] = lambda: None
+        self._closing = threading.Event()
+        self._pinger = threading.Thread(target=self._keep_asking, name="rtk-pinger", daemon=True)
         self._meeting = Meeting()
         try:
             self._generation = self._spawned()
         except BaseException:
             self._meeting.close()
             raise
+        self._pinger.start()
         try:
             self._generation.prepare()
             self._folder = find_or_fetch(config, fetching)
@@ -66,6 +72,7 @@ class Supervisor:
             tokenizer = Tokenizer.load(self._folder)
             self._forms, self.manager = self._client_side(tokenizer, self._generation.ready())
         except BaseException:
+            self._end_pinger()
             self._generation.kill()
             self._meeting.close()
             raise
@@ -135,6 +142,7 @@ class Supervisor:
             before, self._state = self._state, "closed"
         if before == "closed":
             return
+        self._end_pinger()
         if before == "serving":
             self._generation.stop()
             self.manager.lose(stopped())  # who was not told
@@ -146,34 +154,42 @@ class Supervisor:
             self._forms.close()
         self._meeting.close()
 
-    # --- the thread ---------------------------------------------------------------------------------------------
+    # --- the thread that asks -----------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _end_pinger(self) -> None:
+        self._closing.set()
+        self._pinger.join()
+
+    def _keep_asking(self) -> None:
         before = time.monotonic()
-        while True:
-            try:
-                process = self._events.get(timeout=PING_S)
-            except queue.Empty:
-                now = time.monotonic()
-                self._ping(min(now - before, 2 * PING_S))  # if this process was stopped itself, nobody is to blame
-                before = now
-                continue
-            if process is None:
-                return
-            if process in self._generation.both and self._state == "serving":
-                self._bereaved(process)
+        while not self._closing.wait(PING_S):
+            now = time.monotonic()
+            self._ping(min(now - before, 2 * PING_S))  # if this process was stopped itself, nobody is to blame
+            before = now
 
     def _ping(self, since_s: float) -> None:
+        limits = self.config.serve
         for process in self._generation.both:
-            was, limits = process.silent_s, self.config.serve
+            if process.end:
+                continue
+            was, dead_after_s = process.silent_s, limits.dead_after_s
             process.ping(since_s)
-            if was <= limits.unwell_after_s < process.silent_s:
+            if not process.serves:
+                dead_after_s = max(START_S, dead_after_s)
+            elif was <= limits.unwell_after_s < process.silent_s:
                 log.warning("the %s process has answered nothing for %.1f s", process.name, process.silent_s)
-            if was <= limits.dead_after_s < process.silent_s:
+            if was <= dead_after_s < process.silent_s:
                 log.error(
                     "the %s process has answered nothing for %.1f s; it is killed", process.name, process.silent_s
                 )
                 process.kill()
+
+    # --- the thread that hears of deaths ------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while (process := self._events.get()) is not None:
+            if process in self._generation.both and self._state == "serving":
+                self._bereaved(process)
 
     def _bereaved(self, process: Process) -> None:
         why = f"the {process.name} process has ended ({process.end})"

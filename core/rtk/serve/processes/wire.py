@@ -74,10 +74,9 @@ class Meeting:
     def __init__(self, *, unix: bool = True) -> None:
         """`unix`: whether to use unix sockets where there are some. Raises `ConfigError` where there is no place."""
         self._lock: IO[bytes] | None = None
-        folder = _folder() if unix and zmq.has("ipc") and sys.platform != "win32" else None
-        if folder is not None:
-            self._lock = (folder / LOCK).open("wb")
-            _locked(self._lock)
+        found = _folder() if unix and zmq.has("ipc") and sys.platform != "win32" else None
+        if found is not None:
+            folder, self._lock = found
             self.place = Place(folder=str(folder))
         elif zmq.has("curve"):
             public, secret = zmq.curve_keypair()
@@ -125,16 +124,30 @@ def connect(context: "zmq.Context[zmq.Socket[bytes]]", place: Place, address: st
     return socket
 
 
-def _folder() -> Path | None:
-    """A new folder of this user's own; None: no path is short enough. Removes what killed servers left."""
-    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
+def _folder() -> tuple[Path, IO[bytes]] | None:
+    """A new folder of this user's own, with its lock; None: nothing can be written, or no path is short enough.
+
+    Removes what killed servers left.
+    """
+    for parent in _parents():
         _sweep(Path(parent))
         with contextlib.suppress(OSError):
-            folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-            if len(os.fsencode(folder)) <= LONGEST:
-                return Path(folder)
-            Path(folder).rmdir()
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            with contextlib.suppress(OSError):  # the disk may be full
+                if len(os.fsencode(folder)) <= LONGEST:
+                    lock = (folder / LOCK).open("wb")
+                    _locked(lock)
+                    return folder, lock
+            folder.rmdir()
     return None
+
+
+def _parents() -> dict[str, None]:
+    """Where folders may be, in order."""
+    try:
+        return dict.fromkeys((tempfile.gettempdir(), "/tmp"))
+    except FileNotFoundError:  # it can be written nowhere
+        return {}
 
 
 def _sweep(parent: Path) -> None:

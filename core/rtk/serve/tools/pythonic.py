@@ -7,14 +7,17 @@ as in `json`, which is read here too.
 import ast
 import json
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from rtk.serve.tools.layout import Format
-from rtk.serve.tools.machine import NAME, Outcome, Steps
+from rtk.serve.tools.machine import NAME, SPACE, Outcome, Steps, Take
 from rtk.serve.tools.objects import JSON, Objects
 
 CONSTANTS = {"true": True, "false": False, "null": None}
 """As JSON has them; Python's own are known anyway."""
+PREFIX = "_"
+"""Put before names of arguments for Python to read them: it has no argument `from`, or `class`."""
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -50,10 +53,13 @@ class Pythonic(Objects):
     def _call(self, raw: list[str]) -> Steps[Outcome]:
         name = yield from self.name(raw.append)
         given: list[str] = []
-        if self.char != "(" or not (yield from self._in_brackets(given.append)):
-            raw += given
+
+        def take(char: str) -> None:
+            given.append(char)
+            raw.append(char)
+
+        if self.char != "(" or not (yield from self._in_brackets(take, lambda: given.append(PREFIX))):
             return Outcome.MALFORMED
-        raw += given
         arguments = _read("".join(given)) if self.may_call(name) else None
         if arguments is None:
             return Outcome.OTHER
@@ -63,10 +69,17 @@ class Pythonic(Objects):
         self.open = False
         return Outcome.CALL
 
-    def _in_brackets(self, take: Any) -> Steps[bool]:
-        """What stands in brackets, with them. False where they do not match."""
+    def _in_brackets(self, take: Take, named: Callable[[], object]) -> Steps[bool]:
+        """What stands in brackets, with them. False where they do not match.
+
+        `named` is called ahead of what may be the name of an argument.
+        """
         closing: list[str] = []
+        begins = False
         while char := self.char:
+            if begins and (char == "_" or char.isalpha()):
+                named()
+            begins = (char == "," and len(closing) == 1) or (char == "(" and not closing) or (begins and char in SPACE)
             if char in "'\"":
                 if not (yield from self.string(take, char)):
                     return False
@@ -90,7 +103,7 @@ def _read(arguments: str) -> str | None:
             tree = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(tree, ast.Call) or tree.args or not isinstance(tree.func, ast.Name):
             return None
-        found = {str(keyword.arg): _value(keyword.value) for keyword in tree.keywords if keyword.arg}
+        found = {keyword.arg.removeprefix(PREFIX): _value(keyword.value) for keyword in tree.keywords if keyword.arg}
         if len(found) < len(tree.keywords):
             return None
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)

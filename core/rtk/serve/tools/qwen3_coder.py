@@ -12,6 +12,9 @@ from rtk.serve.tools.layout import Format
 from rtk.serve.tools.machine import Outcome, Steps, Tool
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
+TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+"""As models write some where there can be no text."""
 ENDS = {FUNCTION: "</function>", PARAMETER: "</parameter>"}
 
 
@@ -32,9 +35,11 @@ class Qwen3Coder(hermes.Hermes):
         return Outcome.CALL
 
     def _parameters(self, tool: Tool) -> Steps[None]:
-        """Up to the end of the function. What stands between parameters is content."""
+        """Up to the end of the function. What stands between parameters is content, and follows the call."""
         begin = "{"
-        while (mark := (yield from self.until(PARAMETER, ENDS[FUNCTION], hermes.END))) == PARAMETER:
+        between: list[str] = []
+        ends = (PARAMETER, ENDS[FUNCTION], hermes.END)
+        while (mark := (yield from self.until(*ends, take=between.append))) == PARAMETER:
             key: list[str] = []
             value: list[str] = []
             yield from self.until(">", take=key.append)
@@ -48,19 +53,53 @@ class Qwen3Coder(hermes.Hermes):
         if mark:
             self.arguments("{}" if begin == "{" else "}")
             self.open = False
+        self.text("".join(between))
 
 
 def _value(text: str, properties: Any, name: str) -> str:
-    """A value as JSON: as it is written where that is JSON and the schema has no text there, else as a text."""
+    """A value as JSON: as it is written where that is JSON of a type that the schema has there, else as a text."""
     text = text.removeprefix("\n").removesuffix("\n")
-    schema = properties.get(name) if isinstance(properties, dict) else None
-    if not (isinstance(schema, dict) and schema.get("type") == "string"):
+    types = _types(properties.get(name)) if isinstance(properties, dict) else TYPES
+    if types != {"string"}:
+        written = text.strip() if "string" in types else CONSTANTS.get(text.strip(), text.strip())
         try:
-            json.loads(text, parse_constant=_no_constant)
-            return text.strip()
+            if _type(json.loads(written, parse_constant=_no_constant)) in types or "string" not in types:
+                return written
         except (ValueError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: Any) -> frozenset[str]:
+    """The types of JSON that a schema has; all where it does not say so in a simple way."""
+    branches = schema.get("anyOf", schema.get("oneOf", [schema])) if isinstance(schema, dict) else []
+    named: set[str] = set()
+    for branch in branches if isinstance(branches, list) else []:
+        if not isinstance(branch, dict):
+            return TYPES
+        one = branch.get("type")
+        if isinstance(values := branch.get("enum"), list):
+            named |= {_type(value) for value in values}
+        elif "const" in branch:
+            named.add(_type(branch["const"]))
+        elif isinstance(one, str | list):
+            named |= {one} if isinstance(one, str) else {str(kind) for kind in one}
+        else:
+            return TYPES
+    return frozenset(named | {"integer"} if "number" in named else named) & TYPES or TYPES
+
+
+def _type(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "integer" if isinstance(value, int) or value.is_integer() else "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, list) else "object"
 
 
 def _no_constant(name: str) -> None:

@@ -1,6 +1,6 @@
 """Reads one answer: what of it is content, and what calls of tools."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from rtk.serve.tools.layout import Format
@@ -20,12 +20,27 @@ class CallPart:
     """The next part of a JSON text."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Said:
     """What is new of an answer."""
 
-    content: str
-    calls: list[CallPart]
+    parts: tuple[str | CallPart, ...] = ()
+    """Content and calls, in the order in which they were written."""
+
+    @property
+    def content(self) -> str:
+        """All that is no call."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallPart]:
+        """All that is one."""
+        return [part for part in self.parts if isinstance(part, CallPart)]
+
+
+def as_content(text: str) -> Said:
+    """This is content."""
+    return Said((text,)) if text else Said()
 
 
 class Reader:
@@ -57,26 +72,31 @@ class Reader:
         if self._start:
             text = self._begun = self._begun + text
             if self._start.startswith(text) and text != self._start and not last:
-                return Said("", [])
+                return Said()
             self._machine = self._machine if text.startswith(self._start) else Plain(())
             self._start = ""
-        content: list[str] = []
-        parts: list[CallPart] = []
+        found: list[tuple[CallPart | None, list[str]]] = []
         for event in self._machine.push(text, last=last):
             match event:
-                case Text(said):
-                    content.append(self._content(said))
+                case Text(content):
+                    self._add(found, self._content(content))
                 case Call(name):
                     self._space, self._bare = [], True
-                    parts.append(CallPart(self.calls, self._new_id(), name))
+                    found.append((CallPart(self.calls, self._new_id(), name), []))
                     self.calls += 1
-                case Arguments(said):
-                    if not parts:
-                        parts.append(CallPart(self.calls - 1))
-                    parts[-1].arguments += said
+                case Arguments(written):
+                    if not found or found[-1][0] is None:
+                        found.append((CallPart(self.calls - 1), []))
+                    found[-1][1].append(written)
         if last:
-            content += self._space
-        return Said("".join(content), parts)
+            self._add(found, "".join(self._space))
+        return Said(tuple(_part(call, texts) for call, texts in found))
+
+    def _add(self, found: list[tuple[CallPart | None, list[str]]], content: str) -> None:
+        if content and (not found or found[-1][0] is not None):
+            found.append((None, []))
+        if content:
+            found[-1][1].append(content)
 
     def _content(self, text: str) -> str:
         if self._bare:
@@ -88,3 +108,11 @@ class Reader:
         self._bare = False
         before, self._space = "".join(self._space), [text[len(said) :]]
         return before + said
+
+
+def _part(call: CallPart | None, texts: Iterable[str]) -> str | CallPart:
+    text = "".join(texts)
+    if call is None:
+        return text
+    call.arguments = text
+    return call
