@@ -1,9 +1,11 @@
+import logging
 import sys
 from functools import partialmethod
 from pathlib import Path
 
 import pytest
 
+from rtk.observe import logs
 from rtk.plugin.testing.harness import Harness
 from rtk.plugin.testing.scripted import ScriptedExecutor
 
@@ -12,6 +14,26 @@ def pytest_collection_finish():
     """Tiny models in one thread: several wait for each other in every operation, for long where other work runs."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """How a test sets the log up, as every command does, is over with it."""
+    root, setup = logging.getLogger(), logs._setup
+    levels = [(logger, logger.level) for logger in (root, logging.getLogger("rtk"), logs.REQUESTS)]
+    handlers = own_handlers(root)
+    yield
+    logs._setup = setup
+    for logger, level in levels:
+        logger.setLevel(level)
+    for handler in own_handlers(root):
+        root.removeHandler(handler)
+    for handler in handlers:
+        root.addHandler(handler)
+
+
+def own_handlers(root):
+    return [handler for handler in root.handlers if isinstance(handler, logs.Handler)]
 
 
 @pytest.fixture(scope="session")

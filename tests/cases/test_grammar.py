@@ -37,7 +37,7 @@ def prefers(*pieces):
 
 @pytest.fixture(scope="module")
 def engine():
-    one = Serving(**{"grammar.compile_workers": 1})
+    one = Serving(**{"grammar.compile_workers": 1, "grammar.compile_timeout_s": 60})  # a busy machine takes its time
     yield one
     one.engine.close()
 

@@ -33,7 +33,7 @@ class Served(Real):
         self.harness.scheduler._clock = self._thread._clock = time.monotonic
         self.orders = {}
         self.sent = queue.SimpleQueue()
-        self.manager._send = self._send
+        self._onward, self.manager._send = self.manager._send, self._send
 
     def wake(self):
         self._thread.wake()
@@ -41,7 +41,7 @@ class Served(Real):
     def _send(self, message):
         if isinstance(message, NewRequest):
             message = replace(message, grammar=self.orders.get(message.tokens))
-        self._thread.send(message)
+        self._onward(message)
         self.sent.put(message)
 
     def asks(self, *act):

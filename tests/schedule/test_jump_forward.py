@@ -213,7 +213,7 @@ def test_a_backend_that_fails_at_guesses_ends_that_request(method, caplog):
     h.run()
     assert (h.finished["a"].code, h.finished["b"].reason) == ("grammar_failed", "stop")
     assert caplog.text.count("grammar plugin 'odd'") == 1
-    assert f"grammar plugin 'odd': {method}() failed: AssertionError: out of order" in caplog.text
+    assert f"grammar plugin 'odd': {method}() failed: AssertionError; the host" in caplog.text
     books_are_closed(h)
 
 

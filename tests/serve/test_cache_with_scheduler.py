@@ -149,8 +149,8 @@ def test_other_namespaces_with_more_of_a_prompt():
         answer = await server.ask("/cache/explain", text=TEXT, namespaces="all")
         assert (answer["cached_tokens"], answer["searched"]) == (4, 5)
         assert answer["elsewhere"] == [
-            {"adapter": None, "cache_salt": "all", "cached_tokens": 15},
-            {"adapter": None, "cache_salt": "eight", "cached_tokens": 8},
+            {"adapter": None, "cache_salt": "all", "extra_key": None, "cached_tokens": 15},
+            {"adapter": None, "cache_salt": "eight", "extra_key": None, "cached_tokens": 8},
         ]
         nowhere = await server.ask("/cache/explain", text=TEXT, namespaces="all", cache_salt="all")
         assert (nowhere["elsewhere"], nowhere["searched"]) == ([], 5)
@@ -169,7 +169,7 @@ async def press(server):
 
 def test_a_pin_outlives_eviction_and_flushing_until_it_is_taken_off():
     async def test(server):
-        pin = {"name": "p", "tokens": 16, "adapter": None, "cache_salt": "s", "expires_in_s": None}
+        pin = {"name": "p", "tokens": 16, "adapter": None, "cache_salt": "s", "extra_key": None, "expires_in_s": None}
         assert await server.ask("/cache/pin", name="p", text=TEXT, cache_salt="s") == pin
         await cached(server, text=TEXT + "xyz")  # not pinned
         await press(server)
