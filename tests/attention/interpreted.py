@@ -5,6 +5,7 @@ interpreter keeps it as integers, and calculates with those.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -46,10 +47,13 @@ def cases(*, few: bool):
         pairs = ((d, h, f, t) for d in dims for h in heads for f in features for t in ("float32", "float16"))
     for (head_dim, v_head_dim), (kv_heads, q_heads), asked, dtype in pairs:
         shape = KVShape(1, kv_heads, head_dim, v_head_dim, q_heads)
-        yield Case(name=f"{head_dim} {q_heads}/{kv_heads} {dtype} {asked}", shape=shape, rows=ROWS, dtype=dtype, **asked)
+        yield Case(
+            name=f"{head_dim} {q_heads}/{kv_heads} {dtype} {asked}", shape=shape, rows=ROWS, dtype=dtype, **asked
+        )
 
 
-def main(few: bool) -> None:
+def run(*, few: bool) -> Iterator[str]:
+    """One line for each check and case. Raises where one fails."""
     backend = Interpreted(TritonOptions())
     for check in suite("attention"):
         if few and (not check.quick or check.name in LONG):
@@ -57,15 +61,16 @@ def main(few: bool) -> None:
         try:
             check(lambda: backend)
         except NotApplicable as reason:
-            print(f"skipped {check.name}: {reason}")
+            yield f"skipped {check.name}: {reason}"
         else:
-            print(f"passed {check.name}")
+            yield f"passed {check.name}"
     for case in cases(few=few):
         scene = Scene(backend, case)
         for row, got in enumerate(scene.run()):
             scene.assert_close(got, scene.expected(row), f"row {row} {case.rows[row]}")
-        print(f"passed {case.name}")
+        yield f"passed {case.name}"
 
 
 if __name__ == "__main__":
-    main(few=sys.argv[1] == "few")
+    for line in run(few=sys.argv[1] == "few"):
+        sys.stdout.write(f"{line}\n")

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -19,6 +18,8 @@ MAX_HEAD_DIM = 256
 """Beyond it, the tiles do not fit into the shared memory of every device."""
 PROGRAMS = 4
 """Decoding programs for each multiprocessor of the device: some run at once, and the rest levels them out."""
+HEADS = 16
+"""The least that a matrix unit multiplies, and the query heads of one program that joins pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,6 @@ def _decode(
     )  # fmt: skip
 
 
-HEADS = 16
-"""The least that a matrix unit multiplies, and the query heads of one program that joins pieces."""
-
-
 def exponents(call: LayerCall) -> tuple[float, float]:
     """Scale and cap of scores that are exponents of 2; scale goes into `1 - 2 / (2 ** x + 1)`, tanh, with a cap."""
     log2e = math.log2(math.e)
@@ -145,26 +142,24 @@ def _sinks(call: LayerCall, other: torch.Tensor) -> torch.Tensor:
 
 
 def padded(dim: int) -> int:
-    """The power of two that a head is padded to, in registers only."""
-    return max(16, triton.next_power_of_2(dim))
+    """The power of two that a head is padded to inside a program; in memory it is as long as it is."""
+    return max(16, int(triton.next_power_of_2(dim)))
 
 
-@cache
 def extend_tiles(head_dim: int, v_head_dim: int, dtype: torch.dtype) -> Tiles:
-    """No tuning at run time: the tables below are all there is."""
+    """Such that no kernel spills registers when compiled for sm_80, sm_90a or sm_100a; nothing is tuned at run time."""
     width = padded(max(head_dim, v_head_dim))
     if dtype == torch.float32:
-        return Tiles(32, 32, 4, 1) if width <= 128 else Tiles(16, 16, 4, 1)
+        return Tiles(32, 32, 4, 1) if width <= 64 else Tiles(16, 32, 8, 1)
     if width <= 64:
-        return Tiles(128, 64, 4, 2)
-    return Tiles(128, 64, 8, 2) if width <= 128 else Tiles(64, 32, 4, 2)
+        return Tiles(128, 64, 8, 2)
+    return Tiles(64, 64 if width <= 128 else 32, 8, 2)
 
 
-@cache
 def decode_tiles(head_dim: int, v_head_dim: int, dtype: torch.dtype, group: int) -> Tiles:
     """Query heads that share a K/V head are read together, up to 32 of them."""
     width = padded(max(head_dim, v_head_dim))
-    heads = min(max(HEADS, triton.next_power_of_2(group)), 32)
     if dtype == torch.float32:
-        return Tiles(heads, 32, 4, 1) if width <= 128 else Tiles(16, 16, 4, 1)
+        return Tiles(HEADS, 32, 4 if width <= 64 else 8, 1)
+    heads = min(max(HEADS, triton.next_power_of_2(group)), 32)
     return Tiles(heads, 64 if width <= 128 else 32, 4, 2)

@@ -1,8 +1,9 @@
 """The kernels: extend, decode over pieces of the keys, and the reduction that joins the pieces.
 
-Scores are kept as powers of two: `scale` and `cap` come multiplied by log2(e) (see `backend.exponents`). K/V are read by
-slot, whatever the page size; nothing but visible positions is read. A loop adds keys to three running values of each
-query: `peak` is the largest score so far, `total` the sum of 2 ** (score - peak), `acc` the values weighted by that.
+Scores are exponents of two: `scale` and `cap` come multiplied by log2(e) (see `backend.exponents`). K/V are read by
+slot, whatever the page size, and nothing but visible positions is read. A loop adds keys to three running values of
+each query: `peak` is the largest score so far, `total` the sum of 2 ** (score - peak), `acc` that of the values,
+weighted so.
 """
 
 import triton

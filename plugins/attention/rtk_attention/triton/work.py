@@ -1,7 +1,6 @@
 """What the kernels of one step have to do, as tables of integers: made on the host, once for all layers alike."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,11 +34,25 @@ class Step:
         self._programs = programs
         self._max_splits = max_splits
         self._first = np.cumsum(batch.q_lens) - batch.q_lens
-        self.extend = cache(self._extend)
-        self.decode = cache(self._decode)
+        self._blocks: dict[int, torch.Tensor | None] = {}
+        self._pieces: dict[tuple[int | None, int], Pieces | None] = {}
+
+    def extend(self, block: int) -> torch.Tensor | None:
+        """[blocks, 4] for `extend_kernel`, most keys first: rows of several queries, in blocks of `block`."""
+        if block not in self._blocks:
+            self._blocks[block] = self._extend(block)
+        return self._blocks[block]
+
+    def decode(self, window: int | None, heads: int) -> Pieces | None:
+        """For `decode_kernel` of `heads` programs a piece: pieces that are alike, and enough of them."""
+        if window is not None and window >= int(self._batch.kv_lens.max()):
+            window = None
+        key = window, heads
+        if key not in self._pieces:
+            self._pieces[key] = self._decode(window, heads)
+        return self._pieces[key]
 
     def _extend(self, block: int) -> torch.Tensor | None:
-        """[blocks, 4] for `extend_kernel`, most keys first: rows of several queries, in blocks of `block`."""
         many = np.flatnonzero(self._batch.q_lens > 1)
         if not many.size:
             return None
@@ -53,7 +66,6 @@ class Step:
         return self._to_device(work[np.argsort(-first, kind="stable")])
 
     def _decode(self, window: int | None, heads: int) -> Pieces | None:
-        """For `decode_kernel` of `heads` programs a piece: pieces that are alike, and enough of them."""
         one = np.flatnonzero(self._batch.q_lens == 1)
         if not one.size:
             return None
