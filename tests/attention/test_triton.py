@@ -25,6 +25,8 @@ from rtk_attention.triton.work import Step  # noqa: E402
 HERE = Path(__file__).parent
 SHARED = 99 * 1024
 """Bytes of shared memory that one program may have on every device from sm_80 on."""
+SPILLED = 64
+"""Bytes that a thread may keep outside its registers: ptxas trades a few for more programs at once."""
 
 
 def interpreted(part):
@@ -188,7 +190,7 @@ def check(monkeypatch, folder, case, capability):
         assert f".target sm_{capability}{'' if capability == 80 else 'a'}" in made.asm["ptx"], about
         assert made.metadata.shared <= SHARED, f"{about}: {made.metadata.shared} bytes of shared memory"
         used = resources(made.asm["cubin"], folder)
-        assert used["STACK"] == used["LOCAL"] == 0, f"{about} spills: {used}"
+        assert used["STACK"] + used["LOCAL"] <= SPILLED, f"{about} spills: {used}"
 
 
 def variant(head_dim, v_head_dim, kv_heads, q_heads, dtype, asked):
