@@ -8,21 +8,12 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from rtk.plugin import (
-    AttentionBackend,
-    BatchView,
-    BufferSpec,
-    Capabilities,
-    KVLayout,
-    KVShape,
-    LayerCall,
-    Options,
-    Workspace,
-)
+from rtk.plugin import BatchView, Capabilities, LayerCall, Options, Workspace
+from rtk_attention.pool import PlainPool
 from rtk_attention.torch.plan import Piece, StepIndex
 
 
-class TorchAttention(AttentionBackend):
+class TorchAttention(PlainPool):
     """Works in whatever type the model works in, float64 included."""
 
     capabilities = Capabilities(
@@ -34,17 +25,8 @@ class TorchAttention(AttentionBackend):
     def __init__(self, options: Options) -> None:
         """It has no options of its own."""
 
-    def layout(self, shape: KVShape, page_size: int, kv_dtype: str) -> KVLayout:
-        k = BufferSpec("k", (shape.kv_heads, shape.head_dim), kv_dtype)
-        v = BufferSpec("v", (shape.kv_heads, shape.v_head_dim), kv_dtype)
-        return KVLayout(shape.layers, page_size, (k, v))
-
     def plan(self, batch: BatchView, workspace: Workspace) -> tuple[StepIndex, Workspace]:
         return StepIndex(batch), workspace
-
-    def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        kv["k"].index_copy_(0, slots, k)
-        kv["v"].index_copy_(0, slots, v)
 
     def forward(
         self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: tuple[StepIndex, Workspace]

@@ -1,0 +1,76 @@
+"""Runs in a process of its own, in triton's interpreter: parts of the contract suite, and cases beyond it.
+
+A kernel that reads or writes where it should not would take the tests' process with it. There is no bfloat16: the
+interpreter keeps it as integers, and calculates with those.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from rtk.plugin import KVShape
+from rtk.plugin.testing import NotApplicable, suite
+from rtk.plugin.testing.attention import Case, Scene
+from rtk_attention.triton import TritonOptions
+from rtk_attention.triton.backend import TritonAttention
+
+LONG = {  # checks that take more than a second
+    "equals the oracle: long decode",
+    "equals the oracle: long chunk",
+    "equals the oracle: window, long chunk",
+}
+ALL = {"window": 40, "softcap": 5.0, "sinks": True}
+ROWS = ((1, 300), (3, 150), (1, 1), (70, 70), (1, 130))
+
+
+class Interpreted(TritonAttention):
+    """As if the CPU had that many multiprocessors."""
+
+    capabilities = replace(
+        TritonAttention.capabilities, devices=frozenset({"cpu"}), dtypes=frozenset({"float32", "float16"})
+    )
+
+    def multiprocessors(self, device: torch.device) -> int:
+        return 8
+
+
+def cases(*, few: bool):
+    """Head dimensions, groups, types and features: each in at least one case of the few, all together otherwise."""
+    dims = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
+    heads = ((1, 20), (2, 2), (2, 6))
+    features = ({}, ALL, {"softcap": 5.0}, {"sinks": True}, {"window": 40})
+    if few:
+        pairs = zip(dims, heads * 2, (*features, ALL), ("float32", "float16") * 3, strict=True)
+    else:
+        pairs = ((d, h, f, t) for d in dims for h in heads for f in features for t in ("float32", "float16"))
+    for (head_dim, v_head_dim), (kv_heads, q_heads), asked, dtype in pairs:
+        shape = KVShape(1, kv_heads, head_dim, v_head_dim, q_heads)
+        yield Case(
+            name=f"{head_dim} {q_heads}/{kv_heads} {dtype} {asked}", shape=shape, rows=ROWS, dtype=dtype, **asked
+        )
+
+
+def run(*, few: bool) -> Iterator[str]:
+    """One line for each check and case. Raises where one fails."""
+    backend = Interpreted(TritonOptions())
+    for check in suite("attention"):
+        if few and (not check.quick or check.name in LONG):
+            continue
+        try:
+            check(lambda: backend)
+        except NotApplicable as reason:
+            yield f"skipped {check.name}: {reason}"
+        else:
+            yield f"passed {check.name}"
+    for case in cases(few=few):
+        scene = Scene(backend, case)
+        for row, got in enumerate(scene.run()):
+            scene.assert_close(got, scene.expected(row), f"row {row} {case.rows[row]}")
+        yield f"passed {case.name}"
+
+
+if __name__ == "__main__":
+    for line in run(few=sys.argv[1] == "few"):
+        sys.stdout.write(f"{line}\n")
