@@ -358,6 +358,20 @@ def test_required_calls_behind_thoughts_that_are_not_to_be_separate(engines, par
     assert [name for name, _ in calls] == ["sum"]
 
 
+def test_calls_behind_a_message_that_is_repeated(engines):
+    body = {"messages": [{"role": "assistant", "content": "<think></think>"}], "tools": [NOW], "echo": True}
+    script = says(*chars('[{"name": "now", "arguments": {}}]'))
+    serving = engines("json")
+    said = answer(
+        serving,
+        lambda history: script([*ids_of(TOKENIZER, "|"), *history]),
+        **body,
+        continue_final_message=True,
+        add_generation_prompt=False,
+    )
+    assert said == ("<think></think>", None, [("now", "{}")], "tool_calls")
+
+
 # --- what is sent -----------------------------------------------------------------------------------------------
 
 

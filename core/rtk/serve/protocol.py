@@ -129,6 +129,8 @@ class Delta:
     """Of the text: the answer."""
     aside: str = ""
     """Of the text: all before the answer, marks and thoughts as they were written."""
+    repeated: str = ""
+    """Of the text: the prompt, where the answer begins with it (`echo`)."""
     verified: bool | None = None
     """Of the last one, where the text was to be checked: whether it is as its form says; None: it cannot be told."""
 

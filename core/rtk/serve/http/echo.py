@@ -66,18 +66,12 @@ class _Answer:
 class Echo:
     """One prompt in front of all of its answers."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: str | Sequence[int], top: int | None, *, special: bool, aside: bool = False
-    ) -> None:
-        """`top`: tell log-probabilities, of so many tokens beside each. `special`: special tokens have text.
-
-        `aside`: the prompt stands in front of thoughts, else of the answer behind them.
-        """
+    def __init__(self, tokenizer: Tokenizer, prompt: str | Sequence[int], top: int | None, *, special: bool) -> None:
+        """`top`: tell log-probabilities, of so many tokens beside each. `special`: special tokens have text."""
         self._tokenizer = tokenizer
         self._given = prompt
         self._top = top
         self._special = special
-        self._aside = aside
         self._prompt: _Prompt | None = None
         self._answers: dict[int, _Answer] = {}
 
@@ -97,8 +91,7 @@ class Echo:
         return replace(
             delta,
             text=text + delta.text,
-            aside=text + delta.aside if self._aside else delta.aside,
-            content=delta.content if self._aside else text + delta.content,
+            repeated=text,
             logprobs=(*head.scored, *delta.logprobs),
             offsets=(*head.offsets, *offsets),
         )

@@ -184,13 +184,7 @@ class OpenAI(Endpoints):
         if not asked.echo:
             return deltas
         echoes = [
-            Echo(
-                tokenizer,
-                _echoed(request.prompt),
-                asked.echo_logprobs,
-                special=asked.special,
-                aside=job.shape.thinks_aloud,
-            )
+            Echo(tokenizer, _echoed(request.prompt), asked.echo_logprobs, special=asked.special)
             for request in job.requests
         ]
         return echoed(deltas, echoes, asked.answers)

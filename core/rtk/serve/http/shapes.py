@@ -21,8 +21,6 @@ class Shape(Protocol):
     answer: str
     chunk: str
     """The `object` of an answer, and of a chunk of a stream."""
-    thinks_aloud: bool
-    """What is thought stands in the answer."""
     one_prompt: bool
     """What is told of the prompt stands in the answer, not in each choice."""
 
@@ -51,7 +49,6 @@ class CompletionShape:
     prefix = "cmpl-"
     answer = chunk = "text_completion"
     one_prompt = False
-    thinks_aloud = False
 
     def form(self, asked: AskedForm | None) -> AskedForm | None:
         """Just that."""
@@ -90,7 +87,6 @@ class ChatShape:
         """`separate`: thoughts are no content."""
         self._tools = tools
         self._separate = separate
-        self.thinks_aloud = not separate
         self._either = False
         """An answer has the form that was asked for, or is calls."""
         self._readers: dict[int, Reader | None] = {}
@@ -141,10 +137,11 @@ class ChatShape:
         return new.thought if self._separate else ""
 
     def _read(self, reader: Reader | None, new: Delta | Part) -> Said:
-        """What the answer says, behind the thoughts where those are content: in them nobody calls tools."""
+        """What the answer says, behind what it repeats, and thoughts where those are content: nobody calls there."""
         text = new.content
         said = as_content(text) if reader is None else reader.push(text, last=new.finish is not None)
-        return said if self._separate else Said((*as_content(new.aside).parts, *said.parts))
+        before = new.repeated if self._separate else new.repeated + new.aside
+        return Said((*as_content(before).parts, *said.parts)) if before else said
 
     def logprobs(self, writer: TokenWriter, placed: Sequence[Placed], *, special: bool) -> dict[str, Any]:
         """With their bytes. Those of thoughts are among them."""

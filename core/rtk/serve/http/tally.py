@@ -18,6 +18,7 @@ class Part:
         self.thought = ""
         self.content = ""
         self.aside = ""
+        self.repeated = ""
         self.verified: bool | None = None
         self.token_ids: list[int] = []
         self.placed: list[Placed] = []
@@ -36,6 +37,7 @@ class Part:
         self.thought += delta.thought
         self.content += delta.content
         self.aside += delta.aside
+        self.repeated += delta.repeated
         self.verified = delta.verified
         self.token_ids += delta.token_ids
         self.placed += map(Placed, delta.logprobs, delta.offsets)
