@@ -228,3 +228,10 @@ def test_every_conflict_of_a_backend_is_named():
         "attention backend 'x' cannot serve device cpu (it runs on cuda); cache.page_size = 1 (it takes 32, 64); "
         "see 'rtk plugins'"
     )
+
+
+def test_a_model_that_answers_no_numbers_is_told_apart(zoo):
+    loaded = zoo.load("llama")
+    with torch.no_grad():
+        loaded.model.get_output_embeddings().weight.fill_(float("nan"))
+    assert "its logits are no numbers (NaN)" in refusal(loaded)

@@ -7,12 +7,15 @@ import ssl
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
+import uvicorn
 from fake_scheduler import LENGTH, WAIT_S, Gate, Verdict, saying
 from http_harness import InProcess
 from tiny_tokenizer import byte_level, ids_of
+from uvicorn.server import ServerState
 
 from rtk.config.load import LoadedConfig, config_from
 from rtk.errors import ConfigError
@@ -295,3 +298,18 @@ def test_as_many_connections_as_there_can_be_files(monkeypatch, soft, hard, aske
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
     assert room_for(4096) == room
     assert asked == ([] if asked_for is None else [(asked_for, hard)])
+
+
+@pytest.mark.parametrize("goes_on", ["resume_writing", "connection_lost"])
+def test_who_does_not_read_is_left_after_a_while(goes_on):
+    loop, transport = Mock(), Mock()
+    config = uvicorn.Config(None, lifespan="off", log_config=None)
+    config.load()
+    one = connection_module.Connection(config, ServerState(), {}, _loop=loop, most=9, head_s=1)
+    one.connection_made(transport)
+    loop.reset_mock()
+    one.pause_writing()
+    loop.call_later.assert_called_once_with(connection_module.STALL_S, transport.abort)
+    loop.call_later.return_value.cancel.assert_not_called()
+    getattr(one, goes_on)(*[None] * (goes_on == "connection_lost"))
+    loop.call_later.return_value.cancel.assert_called()

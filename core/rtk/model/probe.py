@@ -48,6 +48,8 @@ def probe(loaded: LoadedModel) -> Probe:
         apart = [_run(record, loaded, [length])[1] for length in LENGTHS]
         recorder, together = _run(record, loaded, LENGTHS)
         _check_calls(loaded, recorder.calls)
+        if torch.isnan(together).any():
+            raise _Unservable("its logits are no numbers (NaN): its weights are damaged, or model.dtype is too narrow")
         _check_drift(loaded, torch.cat(apart), together, "sequences in one batch change each other's logits")
         generating, cached = _run(record_cached, loaded)
         _check_masks(loaded, generating)

@@ -22,6 +22,8 @@ SPARE = 256
 
 LINGER_S = 5.0
 """After an answer that did not wait for its request's end: how long the rest may take to come."""
+STALL_S = 300.0
+"""How long a client may leave unread what is sent to it: its request counts as one in work for as long."""
 
 
 def room_for(connections: int) -> int:
@@ -54,6 +56,7 @@ class Connection(H11Protocol):
         super().__init__(*args, **more)
         self._most, self._head_s = most, head_s
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
@@ -82,9 +85,25 @@ class Connection(H11Protocol):
         """Whether a request goes on that is answered already."""
         return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
+    def pause_writing(self) -> None:
+        """Called by asyncio, when the client does not read."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Called by asyncio, when it does again."""
+        super().resume_writing()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         self._unlimit()
+        self._go_on()
         super().connection_lost(exc)
 
     def _limit(self, seconds: float) -> None:
