@@ -19,7 +19,8 @@ def bench():
 
 @pytest.mark.timeout(300)
 def test_all_is_back_afterwards(bench, capsys):
-    options = bench.soak.parser().parse_args(["--requests", "80", "--memory-mib", "96", "--", "--overlap", "true"])
+    flags = ["--", "--overlap", "true", "--grammar-workers", "1"]
+    options = bench.soak.parser().parse_args(["--requests", "80", "--memory-mib", "96", *flags])
     one = bench.soak.soak(options)
     assert bench.soak.report(one), capsys.readouterr().out
     kinds = one.figures["kinds"]
