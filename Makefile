@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 serve: $(VENV)/.serve
 	$(BIN)/rtk serve $(ARGS)
 
-test: lint
-	$(BIN)/python -m pytest $(ARGS)
+test: lint  ## two at a time, each file by one of them
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
