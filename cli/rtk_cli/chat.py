@@ -1,10 +1,11 @@
 """`rtk chat`: a conversation in the terminal, with what each answer took from the prefix cache and how fast it came."""
 
 import json
+import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rtk.config.load import LoadedConfig
 
 QUOTES = '"""'
+HEED_S = 0.2
+"""How late Ctrl-C may be heeded."""
 HELP = f"""\
 /help          this text
 /reset         forget the conversation, but not /system
@@ -202,7 +205,8 @@ class Talk:
         turn, thought, content = Turn(), "", ""
         began = self._clock()
         try:
-            with closing(self._answerer.answer([*self._messages(), question])) as pieces:
+            answer = self._answerer.answer([*self._messages(), question])
+            with _heeding_ctrl_c(self._interactive), closing(answer) as pieces:
                 for piece in pieces:
                     turn.add(piece, self._clock() - began)
                     if piece.thought:
@@ -267,6 +271,24 @@ class Talk:
 
 def _rate(tokens: int, seconds: float) -> str:
     return f" at {tokens / seconds:,.1f} tok/s" if tokens and seconds else ""
+
+
+@contextmanager
+def _heeding_ctrl_c(interactive: bool) -> Iterator[None]:
+    """Python sees a signal that comes just before it begins to wait when it has waited: so it is not to wait for long.
+
+    An alarm ends each wait after `HEED_S`, and Python goes on waiting unless there was a signal before.
+    """
+    if not interactive or not hasattr(signal, "setitimer"):
+        yield
+        return
+    handler = signal.signal(signal.SIGALRM, lambda *_: None)
+    timer = signal.setitimer(signal.ITIMER_REAL, HEED_S, HEED_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _on_terminal() -> bool:
