@@ -233,6 +233,8 @@ def test_b14_over_http(path, stream):
         assert error_of(third, 503)["code"] == "queue_full"
         assert third.headers["retry-after"] == "1"
         assert not waiting[0].done() and not waiting[1].done()
+        while not server.harness.scheduler.counters["uncached_tokens"]:
+            await asyncio.sleep(0)  # the first has arrived, and not begun yet
         server.harness.now = 0.05
         server.permit()
         for task in waiting[:2]:
