@@ -1,4 +1,5 @@
 import logging
+import signal
 import sys
 from functools import partialmethod
 from pathlib import Path
@@ -8,6 +9,12 @@ import pytest
 from rtk.observe import logs
 from rtk.plugin.testing.harness import Harness
 from rtk.plugin.testing.scripted import ScriptedExecutor
+
+
+def pytest_configure():
+    """What shells start in the background ignores Ctrl-C, and so would the commands that tests start and send it to."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

@@ -35,14 +35,6 @@ from rtk_cli.main import app
 TOKENIZER = byte_level()
 
 
-@pytest.fixture(autouse=True)
-def heeded():
-    """Those who run several tests at a time have them ignore Ctrl-C, and so would what they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def ctrl_c(seen: threading.Event) -> None:
     """As a terminal sends it, which wakes the main thread up; once more where that was about to go to sleep."""
     while True:
