@@ -108,6 +108,7 @@ class ModelRunner:
             req_to_token=self._table,
             slots=slots.long(),
             page_size=self._pool.layout.page_size,
+            shared=plan.shared,
         )
 
     def _verify(self, step: "_Step") -> None:

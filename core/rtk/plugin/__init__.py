@@ -8,6 +8,7 @@ from rtk.plugin.attention import (
     KVLayout,
     KVShape,
     LayerCall,
+    SharedRun,
     Workspace,
 )
 from rtk.plugin.eviction import EvictionPolicy, NodeView
@@ -42,6 +43,7 @@ __all__ = [
     "RequestView",
     "ScheduleContext",
     "SchedulePolicy",
+    "SharedRun",
     "Spec",
     "StepReport",
     "Storage",

@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,18 @@ class Capabilities:
     """The page sizes it accepts; None accepts any."""
     features: frozenset[str] = frozenset()
     """Of `sliding_window`, `softcap` and `sinks`, fields of `LayerCall`; what is not declared is never asked."""
+    kinds: frozenset[str] = frozenset({"mha"})
+    """Of `mha` (keys and values for each K/V head, grouped or not) and `mla` (`KVShape.mla`)."""
+    compute_capabilities: frozenset[int] | None = None
+    """Major CUDA compute capabilities that it has kernels for; None: any, and devices that have none."""
+    preference: int = 0
+    """Of the backends that can serve, `auto` takes the one with the highest; it takes none below 0."""
 
 
 FEATURES = frozenset({"sliding_window", "softcap", "sinks"})
 """What a backend can declare beside plain causal attention: the fields of `LayerCall` by these names."""
+KINDS = frozenset({"mha", "mla"})
+"""The kinds of attention that a backend can declare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,11 @@ class KVShape:
     head_dim: int
     v_head_dim: int
     q_heads: int
+    mla: bool = False
+    """Multi-head latent attention, absorbed form: one latent a token, and its first `v_head_dim` entries are the value.
+
+    `kv_heads` is 1. What `write` gets as v is that part of k, and a layout needs to keep it once only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,16 @@ class KVLayout:
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
+class SharedRun(NamedTuple):
+    """Positions that several rows of a batch have in the same slots: a cached prefix, or a piece of one."""
+
+    rows: NDArray[np.int32]
+    """[n >= 2] which batch rows, ascending."""
+    start: int
+    stop: int
+    """Positions `start .. stop - 1`; each lies before the first query of each of the rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchView:
     """One step, as a backend sees it. Host arrays are for planning, tensors live on the model's device."""
@@ -95,6 +118,8 @@ class BatchView:
     slots: torch.Tensor
     """[T] int64: the slot each new token's K/V goes to; equals the table's entries at the new positions."""
     page_size: int
+    shared: tuple[SharedRun, ...] = ()
+    """What is worth reading once for several rows. Runs of one row do not overlap. Rows may share more than is told."""
 
 
 @dataclass(frozen=True, slots=True)

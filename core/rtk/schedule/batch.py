@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rtk.plugin.attention import SharedRun
 from rtk.schedule.messages import TokenLogprobs
 
 SAMPLED_LAST = -1
@@ -67,6 +68,8 @@ class StepPlan:
     """[T] where the K/V of each goes; also the table entries of the computed positions."""
     writes: tuple[TableWrite, ...] = ()
     scored: tuple[Scored, ...] = ()
+    shared: tuple[SharedRun, ...] = ()
+    """Of the cache's tree: which rows have which positions in the same slots, where that is worth telling."""
 
 
 class Mask(NamedTuple):

@@ -13,7 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rtk.plugin.attention import DTYPE_BYTES, FEATURES, AttentionBackend, BatchView, KVShape, LayerCall, Workspace
+from rtk.plugin.attention import (
+    DTYPE_BYTES,
+    FEATURES,
+    KINDS,
+    AttentionBackend,
+    BatchView,
+    KVShape,
+    LayerCall,
+    SharedRun,
+    Workspace,
+)
 from rtk.plugin.testing.check import Check, NotApplicable
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
@@ -45,6 +55,8 @@ class Case:
     """True: the second page of a row lies elsewhere, though its ends look as if the slots followed one another."""
     shared: int = 0
     """Tokens, in whole pages, that every row begins with, in the same slots: one cached prefix."""
+    told: tuple[tuple[tuple[int, ...], int, int], ...] = ()
+    """What of it the backend is told: these rows share these positions (`BatchView.shared`)."""
     dtype: str | None = None
     """None: the most precise type that the backend declares."""
 
@@ -53,6 +65,11 @@ class Case:
         """What a backend must declare for this case."""
         asked = {"sliding_window": self.window, "softcap": self.softcap, "sinks": self.sinks}
         return {name for name, value in asked.items() if value}
+
+    @property
+    def kind(self) -> str:
+        """Of `rtk.plugin.attention.KINDS`."""
+        return "mla" if self.shape.mla else "mha"
 
     def visible(self, row: int) -> range:
         """Positions of a row that at least one of its queries sees."""
@@ -87,6 +104,28 @@ CASES = (
         Case(name=f"a shared prefix, page {p}", rows=((1, 70), (5, 100), (1, 66), (30, 140)), shared=64, page_size=p)
         for p in (1, 64)
     ),
+    Case(name="a told prefix", rows=((1, 300), (1, 290), (1, 310), (1, 280)), shared=256, told=(((0, 1, 2), 0, 256),)),
+    Case(
+        name="a told prefix of longer rows",
+        rows=((1, 70), (5, 100), (9, 90), (30, 140)),
+        shared=64,
+        told=(((0, 1, 3), 0, 64),),
+        page_size=16,
+    ),
+    Case(
+        name="a told tree",
+        rows=((1, 200), (1, 199), (1, 180), (1, 181), (1, 190)),
+        shared=128,
+        told=(((0, 1, 2, 3), 0, 64), ((0, 2), 64, 128), ((1, 3), 64, 112)),
+        page_size=16,
+    ),
+    Case(
+        name="told, but hidden by a window",
+        rows=((1, 100), (1, 150), (1, 110), (7, 120)),
+        shared=96,
+        told=(((0, 1, 2, 3), 0, 96),),
+        window=40,
+    ),
     *(Case(name=f"in {dtype}", dtype=dtype) for dtype in DTYPE_BYTES),
 )
 
@@ -116,6 +155,7 @@ class Scene:
             _require(not case.about_pages, "that page size")
             nearest = min(capabilities.page_sizes, key=lambda size: abs(size - case.page_size))
             case = self.case = replace(case, page_size=nearest)
+        _require(case.kind in capabilities.kinds, case.kind)
         _require(case.features <= capabilities.features, ", ".join(case.features))
         _require(case.dtype is None or case.dtype in capabilities.dtypes, str(case.dtype))
         self.dtype = getattr(torch, case.dtype or most_precise(self.backend))
@@ -125,6 +165,8 @@ class Scene:
         self.q = [self._random(random, q_len, shape.q_heads, shape.head_dim) for q_len, _ in case.rows]
         self.k = [self._random(random, kv_len, shape.kv_heads, shape.head_dim) for _, kv_len in case.rows]
         self.v = [self._random(random, kv_len, shape.kv_heads, shape.v_head_dim) for _, kv_len in case.rows]
+        if shape.mla:
+            self.v = [k[..., : shape.v_head_dim] for k in self.k]
         for first, *others in (self.k, self.v):
             for other in others:
                 other[: case.shared] = first[: case.shared]
@@ -237,7 +279,14 @@ class Scene:
             req_to_token=self.table,
             slots=torch.cat([self.slots_of(row, self._new(row)) for row in rows]),
             page_size=self.case.page_size,
+            shared=tuple(self._told(rows)),
         )
+
+    def _told(self, rows: Sequence[int]) -> Iterator[SharedRun]:
+        for sharing, start, stop in self.case.told:
+            found = [i for i, row in enumerate(rows) if row in sharing]
+            if len(found) > 1:
+                yield SharedRun(np.array(found, np.int32), start, stop)
 
     def expected(self, row: int) -> torch.Tensor:
         """The oracle's answer for one row."""
@@ -320,6 +369,8 @@ def check_declaration(backend: AttentionBackend) -> None:
     assert declared.dtypes, "no type declared"
     assert declared.dtypes <= set(DTYPE_BYTES), f"unknown types {declared.dtypes - set(DTYPE_BYTES)}"
     assert declared.features <= FEATURES, f"unknown features {declared.features - FEATURES}"
+    assert declared.kinds, "no kind of attention declared"
+    assert declared.kinds <= KINDS, f"unknown kinds {declared.kinds - KINDS}"
     assert declared.page_sizes is None or all(p > 0 for p in declared.page_sizes), "page sizes are positive"
 
 
