@@ -143,7 +143,7 @@ def _extend(
         q, k.k, k.v, out, _sinks(call, out), step.table, blocks, scale, cap, call.sliding_window or 0,
         heads, heads // k.heads, step.table.stride(0), *q.stride(), *k.k.stride(), *k.v.stride(),
         out.stride(0), out.stride(1), 0 if call.sinks is None else call.sinks.stride(0),
-        block_m=tiles.rows, block_n=tiles.keys, **k.sizes, windowed=call.sliding_window is not None,
+        **k.sizes, block_m=tiles.rows, block_n=tiles.keys, windowed=call.sliding_window is not None,
         capped=call.softcap is not None, sinking=call.sinks is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def _decode(
     decode_kernel[(count * programs,)](
         q, k.k, k.v, parts, weights, step.table, pieces.work, scale, cap, k.heads, heads // k.heads,
         step.table.stride(0), *q.stride(), *k.k.stride(), *k.v.stride(),
-        block_h=tiles.rows, block_n=tiles.keys, **k.sizes, capped=call.softcap is not None,
+        **k.sizes, block_h=tiles.rows, block_n=tiles.keys, capped=call.softcap is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     join_kernel[(len(pieces.rows) * triton.cdiv(heads, HEADS),)](

@@ -59,10 +59,10 @@ def _add_keys(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
-    block_n: tl.constexpr,
     block_d: tl.constexpr,
     block_r: tl.constexpr,
     block_v: tl.constexpr,
+    block_n: tl.constexpr,
     masked: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
@@ -145,11 +145,11 @@ def _attend(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
     block_d: tl.constexpr,
     block_r: tl.constexpr,
     block_v: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
 ):
@@ -159,18 +159,18 @@ def _attend(  # type: ignore[no-untyped-def]
         peak, total, acc = _add_keys(
             peak, total, acc, q, q_rest, k, v, slots, queries, start, full, end, scale, cap, window,
             k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
-            block_n, block_d, block_r, block_v, True, True, capped,
+            block_d, block_r, block_v, block_n, True, True, capped,
         )  # fmt: skip
     edge = full + tl.maximum(seen - full, 0) // block_n * block_n
     peak, total, acc = _add_keys(
         peak, total, acc, q, q_rest, k, v, slots, queries, full, edge, end, scale, cap, window,
         k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
-        block_n, block_d, block_r, block_v, False, windowed, capped,
+        block_d, block_r, block_v, block_n, False, windowed, capped,
     )  # fmt: skip
     return _add_keys(
         peak, total, acc, q, q_rest, k, v, slots, queries, edge, end, end, scale, cap, window,
         k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
-        block_n, block_d, block_r, block_v, True, windowed, capped,
+        block_d, block_r, block_v, block_n, True, windowed, capped,
     )  # fmt: skip
 
 
@@ -204,11 +204,11 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
     block_d: tl.constexpr,
     block_r: tl.constexpr,
     block_v: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
     sinking: tl.constexpr,
@@ -251,7 +251,7 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     peak, total, acc = _attend(
         peak, total, query, q_rest, k, v, slots, queries, start, full, first + 1, end, scale, cap, window,
         k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
-        block_m, block_n, block_d, block_r, block_v, windowed, capped,
+        block_d, block_r, block_v, block_m, block_n, windowed, capped,
     )  # fmt: skip
 
     v_dims = tl.arange(0, block_v)
@@ -288,11 +288,11 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
-    block_h: tl.constexpr,
-    block_n: tl.constexpr,
     block_d: tl.constexpr,
     block_r: tl.constexpr,
     block_v: tl.constexpr,
+    block_h: tl.constexpr,
+    block_n: tl.constexpr,
     capped: tl.constexpr,
 ):
     """Program: a block of the query heads of one K/V head, over one piece of the keys of a row with one query.
@@ -326,7 +326,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     peak, total, acc = _attend(
         peak, total, query, q_rest, k, v, slots, queries, start, start, end, end, scale, cap, 0,
         k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
-        block_h, block_n, block_d, block_r, block_v, False, capped,
+        block_d, block_r, block_v, block_h, block_n, False, capped,
     )  # fmt: skip
 
     v_dims = tl.arange(0, block_v)
