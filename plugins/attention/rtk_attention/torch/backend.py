@@ -20,6 +20,7 @@ class TorchAttention(PlainPool):
         devices=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
         features=frozenset({"sliding_window", "softcap", "sinks"}),
+        kinds=frozenset({"mha", "mla"}),
     )
 
     def __init__(self, options: Options) -> None:
@@ -36,7 +37,7 @@ class TorchAttention(PlainPool):
         pieces = index.pieces(call.sliding_window, q.dtype)
         if len(pieces) == 1:
             return _attend(q, kv, call, pieces[0], workspace)
-        out = q.new_empty(index.tokens, q.shape[1], kv["v"].shape[2])
+        out = q.new_empty(index.tokens, q.shape[1], call.v_head_dim or kv["v"].shape[2])
         for piece in pieces:
             out[piece.queries] = _attend(q[piece.queries], kv, call, piece, workspace)
         return out
@@ -51,7 +52,7 @@ def _attend(
     head's keys are read once for all of them, and a dimension of stride 0 in the keys of a block.
     """
     k = _read("k", kv["k"], piece, workspace)
-    v = _read("v", kv["v"], piece, workspace)
+    v = k[..., : call.v_head_dim] if call.v_head_dim else _read("v", kv["v"], piece, workspace)
     kv_heads = k.shape[2]
     q = q.view(q.shape[0], kv_heads, -1, q.shape[2])
     if piece.q_len == 1:
