@@ -103,11 +103,13 @@ class Zoo:
         ).eval()
 
 
-def make_runner(loaded: LoadedModel, *, slots=2048, page_size=1, rows=8, context_length=2048) -> ModelRunner:
+def make_runner(
+    loaded: LoadedModel, *, slots=2048, page_size=1, rows=8, context_length=2048, kinds=("mha", "mla")
+) -> ModelRunner:
     """A runner on the reference backend whose pool is full of NaN."""
     entry = installed().get("attention", "torch")
     backend = entry.build(entry.plugin.options())
-    needs = probe(loaded)
+    needs = probe(loaded, kinds)
     pool = KVPool(backend.layout(needs.shape, page_size, needs.dtype), slots, loaded.device)
     for layer in range(needs.shape.layers):
         for buffer in pool.layer(layer).values():
