@@ -2,8 +2,8 @@
 
     python tests/attention/signatures.py DISTRIBUTION VERSION FOLDER
 
-writes `signatures/DISTRIBUTION-VERSION.json` from an unpacked wheel, or from the source that one is built of. Nothing of
-it is imported. Tests make functions with these signatures, so that they need none of the packages.
+writes `signatures/DISTRIBUTION-VERSION.json` from an unpacked wheel, or from the source that one is built of. Nothing
+of it is imported. Tests make functions with these signatures, so that they need none of the packages.
 """
 
 import ast

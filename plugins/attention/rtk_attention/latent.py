@@ -145,7 +145,7 @@ def library(*names: str, install: str) -> ModuleType:
                 return importlib.import_module(name)
             except OSError as error:  # CUDA's libraries are not there
                 raise ImportError(f"{name} cannot be loaded: {error}") from error
-    raise ModuleNotFoundError(f"{names[0]} is not installed; run: pip install {install!r}")
+    raise ModuleNotFoundError(f"{names[0].partition('.')[0]} is not installed; run: pip install {install!r}")
 
 
 def _places(batch: BatchView, rows: NDArray[np.int64]) -> Places:
