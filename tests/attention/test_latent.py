@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from latent_fakes import StandIn, registry
-from signatures import HERE, signatures
+from signatures import signatures
 
 from rtk.errors import PluginError
 from rtk.plugin import KVShape, SharedRun, Workspace
@@ -31,7 +31,7 @@ RELEASES = {
     "sgl-flash-mla-1.0.0": (FlashMLA, latent_fakes.FlashMLA),
     "sgl-kernel-176ee5c722c5": (FlashMLA, latent_fakes.FlashMLA),
     "flashinfer-python-0.6.18.post1": (TrtllmMLA, latent_fakes.TrtllmMLA),
-    "flashinfer-python-0.7.0": (TrtllmMLA, latent_fakes.TrtllmMLA),
+    "flashinfer-python-0.7.4": (TrtllmMLA, latent_fakes.TrtllmMLA),
 }
 ROWS = ((1, 40), (6, 90), (3, 70), (1, 64), (3, 3), (30, 130), (1, 65))
 
@@ -64,10 +64,10 @@ def backend(release, fake):
 
 
 every = pytest.mark.parametrize("release", RELEASES, indirect=True)
-trtllm_only = pytest.mark.parametrize("release", ["flashinfer-python-0.7.0"], indirect=True)
+trtllm_only = pytest.mark.parametrize("release", ["flashinfer-python-0.7.4"], indirect=True)
 
 
-@pytest.mark.parametrize("release", ["sgl-flash-mla-1.0.0", "flashinfer-python-0.7.0"], indirect=True)
+@pytest.mark.parametrize("release", ["sgl-flash-mla-1.0.0", "flashinfer-python-0.7.4"], indirect=True)
 def test_the_contract_is_kept(backend):
     passed = []
     for check in suite("attention"):
@@ -189,7 +189,7 @@ def refusal(make):
 @pytest.mark.parametrize("heads", [65, 96, 127])
 def test_head_counts_that_trtllm_has_no_kernel_for_are_refused(backend, heads):
     assert refusal(lambda: backend.layout(replace(MLA, q_heads=heads), 64, "bfloat16")) == (
-        f"attention plugin 'trtllm_mla' takes up to 64 query heads, or 128 and more, and the model has {heads}: "
+        f"attention plugin 'trtllm-mla' takes up to 64 query heads, or 128 and more, and the model has {heads}: "
         "TensorRT-LLM has no kernel for it; use attention.backend = torch"
     )
 
@@ -198,7 +198,7 @@ def test_head_counts_that_trtllm_has_no_kernel_for_are_refused(backend, heads):
 def test_shapes_that_a_kernel_was_not_made_for_are_refused(backend):
     takes = {
         "flashmla": "'flashmla' takes latents of 576 with values of 512",
-        "trtllm_mla": "'trtllm_mla' takes latents of 576 with values of 512 or 320 with values of 256",
+        "trtllm-mla": "'trtllm-mla' takes latents of 576 with values of 512 or 320 with values of 256",
     }[backend.name]
     for shape, has in (
         (replace(MLA, head_dim=288, v_head_dim=256), "latents of 288 with values of 256"),
@@ -214,7 +214,7 @@ def test_latents_lie_as_the_other_plugin_keeps_them(backend, monkeypatch):
     assert backend.layout(MLA, 64, "float16") == StandIn(LatentOptions()).layout(MLA, 64, "float16")
     monkeypatch.setattr(StandIn, "layout", lambda self, shape, page_size, kv_dtype: None)
     assert refusal(lambda: backend.layout(MLA, 64, "float16")) == (
-        "the plugin that attention.flashmla.extend names keeps latents in a way of its own"
+        "the plugin that attention.flashmla.extend names keeps latents in a way of its own; name another"
     )
 
 
@@ -222,13 +222,13 @@ def test_latents_lie_as_the_other_plugin_keeps_them(backend, monkeypatch):
 @every
 def test_the_other_plugin_must_be_there_and_know_latents(release, monkeypatch):
     kind = RELEASES[release][0]
+    key = {FlashMLA: "attention.flashmla.extend", TrtllmMLA: "attention.trtllm_mla.extend"}[kind]
     monkeypatch.setattr(latent, "installed", lambda: registry(flashinfer="latent_fakes:KnowsNoLatents"))
     assert refusal(lambda: kind(LatentOptions(extend="triton"))) == (
         "unknown attention plugin 'triton'; installed: flashinfer; see 'rtk plugins'"
     )
     assert refusal(lambda: kind(LatentOptions(extend="flashinfer"))) == (
-        f"attention.{kind.name}.extend = flashinfer names a plugin that does not compute latent attention (MLA); "
-        "name another"
+        f"{key} = flashinfer names a plugin that does not compute latent attention (MLA); name another"
     )
 
 
@@ -273,7 +273,7 @@ def test_what_each_declares_beside():
     assert TrtllmMLA.capabilities.preference < 0 < FlashMLA.capabilities.preference
 
 
-@pytest.mark.parametrize("release", [path.stem for path in sorted(HERE.glob("*.json"))])
+@pytest.mark.parametrize("release", RELEASES)
 def test_signatures_are_those_of_what_is_installed(release):
     distribution, _, released = release.rpartition("-")
     try:

@@ -53,7 +53,7 @@ class LatentDecoding(PlainPool):
     """Composes a kernel with the backend that `extend` names. Both keep a latent as it comes."""
 
     name: ClassVar[str]
-    """As in the keys of its options."""
+    """What configuration chooses it by."""
     latent: ClassVar[Mapping[int, int]]
     """Lengths of latents that the kernel takes, each with that of its value."""
     padding: ClassVar[int] = 1
@@ -65,9 +65,13 @@ class LatentDecoding(PlainPool):
         self._other: AttentionBackend = entry.build(entry.plugin.options())
         if "mla" not in self._other.capabilities.kinds:
             raise PluginError(
-                f"attention.{self.name}.extend = {options.extend} names a plugin that does not compute latent "
-                "attention (MLA); name another"
+                f"{self._key} = {options.extend} names a plugin that does not compute latent attention (MLA); "
+                "name another"
             )
+
+    @property
+    def _key(self) -> str:
+        return f"attention.{self.name.replace('-', '_')}.extend"
 
     @abstractmethod
     def prepare(self, group: Group, workspace: Workspace) -> Any:
@@ -89,7 +93,7 @@ class LatentDecoding(PlainPool):
             )
         ours = super().layout(shape, page_size, kv_dtype)
         if self._other.layout(shape, page_size, kv_dtype) != ours:
-            raise PluginError(f"the plugin that attention.{self.name}.extend names keeps latents in a way of its own")
+            raise PluginError(f"the plugin that {self._key} names keeps latents in a way of its own; name another")
         return ours
 
     def plan(self, batch: BatchView, workspace: Workspace) -> Split:

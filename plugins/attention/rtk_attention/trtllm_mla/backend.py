@@ -16,7 +16,7 @@ NOPE = 128
 class TrtllmMLA(LatentDecoding):
     """On Blackwell GPUs of data centres only. Kernels are fetched by FlashInfer when they are first needed."""
 
-    name = "trtllm_mla"
+    name = "trtllm-mla"
     latent = {576: 512, 320: 256}  # noqa: RUF012 - a constant of the class
     padding = 128
     capabilities = Capabilities(
