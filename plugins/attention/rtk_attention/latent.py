@@ -148,7 +148,7 @@ def library(*names: str, install: str) -> ModuleType:
             try:
                 return importlib.import_module(name)
             except OSError as error:  # CUDA's libraries are not there
-                raise ImportError(f"{name} cannot be loaded: {error}") from error
+                raise ImportError(f"{name} cannot be loaded: {error.__cause__ or error}") from error
     raise ModuleNotFoundError(f"{names[0].partition('.')[0]} is not installed; run: pip install {install!r}")
 
 
