@@ -1,7 +1,7 @@
 """Writes down the signatures of the installed FlashInfer, for the stand-in: python tests/attention/record_flashinfer.py
 
-FlashInfer can be imported without a GPU; `pip install --no-deps flashinfer-python==VERSION` with einops, ninja, tabulate,
-nvidia-ml-py and apache-tvm-ffi is enough for it.
+FlashInfer can be imported without a GPU; `pip install --no-deps flashinfer-python==VERSION` with einops, ninja,
+tabulate, nvidia-ml-py and apache-tvm-ffi is enough for it.
 """
 
 import inspect
