@@ -213,6 +213,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for i in range(count):
             self.send(0, 0, [i], new, i % 3)
 
+    @rule(count=st.integers(2, 4), stem=st.integers(0, 2), shared=st.integers(12, 24), new=st.integers(0, 8))
+    def family(self, count, stem, shared, new):
+        """Prompts that begin alike and come together: the first computes what they share."""
+        for i in range(count):
+            self.send(stem, shared, [i % 4, 3 - i % 4], new, 0)
+
     @rule(which=st.integers(0, 30), twice=st.booleans())
     def abort(self, which, twice):
         rid = f"r{which}"
