@@ -42,7 +42,8 @@ def use_latents(model: nn.Module) -> bool:
     """
     found = {}
     for module in model.modules():
-        vars(module).pop("expand_kv", None)
+        if isinstance(getattr(module, "expand_kv", None), Latent):
+            del module.expand_kv
         if hasattr(module, "expand_kv"):
             found[module] = _latent(module)
     made = {module: latent for module, latent in found.items() if latent is not None and _agree(module, latent)}
