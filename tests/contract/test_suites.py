@@ -1,5 +1,7 @@
 """Every installed plugin keeps the contract of its kind."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from rtk.plugin.host import installed
@@ -12,10 +14,15 @@ PAIRS = [
     for name, entry in INSTALLED.items()
     for check in suite(entry.plugin.kind)
 ]
+EXTRAS = {"attention:flashinfer": "flashinfer"}
+"""What `make test` does without: such plugins keep their contract by a stand-in, in tests of their own."""
 
 
 @pytest.mark.parametrize(("entry", "check"), PAIRS)
 def test_installed(entry, check: Check):
+    package = EXTRAS.get(f"{entry.plugin.kind}:{entry.plugin.name}")
+    if package and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     try:
         check(Subject.of(entry))
     except NotApplicable as reason:
