@@ -2,8 +2,8 @@
 
     python tests/attention/signatures.py DISTRIBUTION VERSION FOLDER
 
-writes `signatures/DISTRIBUTION-VERSION.json` from an unpacked wheel, or from the source that one is built of. Nothing
-of it is imported. Tests make functions with these signatures, so that they need none of the packages.
+writes `signatures/as_source/DISTRIBUTION-VERSION.json` from an unpacked wheel, or from the source that one is built
+of. Nothing of it is imported. Tests make functions with these signatures, so that they need none of the packages.
 """
 
 import ast
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import torch
 
-HERE = Path(__file__).parent / "signatures"
+HERE = Path(__file__).parent / "signatures" / "as_source"
 SOURCES = {
     "sgl-flash-mla": {
         "flash_mla.get_mla_metadata": "flash_mla/flash_mla_interface.py",

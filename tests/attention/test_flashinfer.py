@@ -15,7 +15,7 @@ from rtk.plugin.testing import NotApplicable, suite
 from rtk.plugin.testing.attention import Case, Scene
 from rtk_attention.flashinfer import FlashInferOptions
 from rtk_attention.flashinfer.backend import FlashInferAttention
-from rtk_attention.flashinfer.parts import levels
+from rtk_attention.flashinfer.parts import Step, levels
 from rtk_attention.torch.backend import TorchAttention
 
 
@@ -78,7 +78,7 @@ CASES = (
     Case(name="runs that end within pages", rows=TOLD, shared=128, told=(((0, 1, 4), 10, 75),), page_size=16),
     Case(name="a run of no whole page", rows=TOLD, shared=128, told=(((0, 1, 4), 10, 30),), page_size=32),
     Case(name="a small latent, with sinks", shape=LATENT, rows=ROWS, sinks=True, page_size=16),
-    Case(name="40 heads of latents", shape=replace(LATENT, q_heads=40), rows=((140, 204), (1, 9))),
+    Case(name="40 heads of latents", shape=replace(LATENT, q_heads=40), rows=((140, 201), (1, 9))),
     Case(name="a tree of latents", shape=LATENT, rows=TOLD, shared=128, told=TREE, page_size=16, dtype="float16"),
 )
 
@@ -184,7 +184,7 @@ def test_layers_alike_are_planned_once_and_wrappers_are_kept(backend, monkeypatc
         monkeypatch.setattr(wrapper, "plan", plan)
     scene, rows, buffers = scene_of(backend, Case(name="kept", page_size=16))
     workspace = Workspace(torch.device("cpu"))
-    calls = [scene.call, replace(scene.call, sliding_window=8), replace(scene.call, sliding_window=500)]
+    calls = [scene.call, replace(scene.call, sliding_window=8), replace(scene.call, sliding_window=75)]
     for _ in range(2):
         plan = backend.plan(scene.view(rows), workspace)
         for call in calls * 2:
@@ -194,13 +194,42 @@ def test_layers_alike_are_planned_once_and_wrappers_are_kept(backend, monkeypatc
     assert fake.BatchPrefillWithPagedKVCacheWrapper.made == fake.BatchDecodeWithPagedKVCacheWrapper.made == 2
 
 
-def test_a_buffer_that_grew_brings_new_wrappers(backend):
+@pytest.mark.parametrize("shape", [heads(64, 64, 2, 6), LATENT], ids=["heads", "latents"])
+def test_layers_of_other_scales_and_caps_are_planned_by_themselves(shape, backend):
+    scene, rows, buffers = scene_of(backend, Case(name="unlike", shape=shape))
+    asked = [{"scaling": 0.1}, {"scaling": 0.4}]
+    if not shape.mla:
+        asked += [{"softcap": 3.0}, {"softcap": 1.0}]
+    plan = backend.plan(scene.view(rows), Workspace(torch.device("cpu")))
+    usual = scene.call
+    for some in asked * 2:
+        scene.call = replace(usual, **some)
+        for row, got in enumerate(scene.forward(buffers, rows, plan)):
+            scene.assert_close(got, scene.expected(row), f"{some}, row {row}")
+
+
+def test_a_buffer_that_grew_brings_new_wrappers(backend, monkeypatch):
+    sizes = []
+
+    def note(self, buffer, *args, init=fake.Planned.__init__, **options):
+        init(self, buffer, *args, **options)
+        sizes.append(buffer.nbytes)
+
+    monkeypatch.setattr(fake.Planned, "__init__", note)
     workspace = Workspace(torch.device("cpu"))
-    for shape in (heads(64, 64, 1, 2), heads(128, 128, 1, 200), heads(64, 64, 1, 2)):
-        scene = Scene(backend, Case(name="grows", shape=shape, rows=((1, 9), (3, 7))))
-        for row, got in enumerate(scene.run(workspace=workspace)):
-            scene.assert_close(got, scene.expected(row), f"row {row}")
-    assert workspace.nbytes == 200 * 16 * 128 * 129 * 4
+    for shape in (heads(64, 64, 1, 2), heads(256, 256, 1, 200), heads(128, 128, 1, 200), heads(64, 64, 1, 2)):
+        Scene(backend, Case(name="grows", shape=shape, rows=((1, 9),))).run(workspace=workspace)
+    wide, narrow = 200 * 16 * 64 * 257 * 4, 200 * 16 * 128 * 129 * 4
+    assert sizes == [2**27, wide, narrow, 2**27]
+    assert workspace.nbytes == narrow
+
+
+def test_rows_that_follow_one_another_are_a_view(backend):
+    scene = Scene(backend, Case(name="view", rows=((1, 20), (1, 3), (4, 9), (1, 8), (2, 30))))
+    together = [part.queries for part in Step(scene.view([0, 1, 2]), Workspace(scene.device)).parts(None)]
+    assert together == [slice(0, 2), slice(2, 6)]
+    apart = [part.queries.tolist() for part in Step(scene.view(range(5)), Workspace(scene.device)).parts(None)]
+    assert apart == [[0, 1, 6], [2, 3, 4, 5, 7, 8]]
 
 
 @pytest.mark.parametrize(

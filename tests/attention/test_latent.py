@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import fake_flashinfer
 import latent_fakes
 import numpy as np
 import pytest
@@ -21,12 +22,12 @@ from rtk.plugin.host import installed
 from rtk.plugin.testing import NotApplicable, suite
 from rtk.plugin.testing.attention import MLA, Case, Scene
 from rtk_attention import latent
+from rtk_attention.flashinfer.backend import FlashInferAttention
 from rtk_attention.flashmla.backend import FlashMLA
 from rtk_attention.latent_options import LatentOptions
 from rtk_attention.trtllm_mla import backend as trtllm
 from rtk_attention.trtllm_mla.backend import TrtllmMLA
 
-CPU = frozenset({"cpu"})
 RELEASES = {
     "sgl-flash-mla-1.0.0": (FlashMLA, latent_fakes.FlashMLA),
     "sgl-kernel-176ee5c722c5": (FlashMLA, latent_fakes.FlashMLA),
@@ -58,9 +59,11 @@ def fake(release, monkeypatch):
 @pytest.fixture
 def backend(release, fake):
     """Its backend, as if a CPU could run it."""
-    kind = RELEASES[release][0]
-    on_cpu = type(kind.__name__, (kind,), {"capabilities": replace(kind.capabilities, devices=CPU)})
-    return on_cpu(LatentOptions())
+    return on_cpu(RELEASES[release][0])(LatentOptions())
+
+
+def on_cpu(kind):
+    return type(kind.__name__, (kind,), {"capabilities": replace(kind.capabilities, devices=frozenset({"cpu"}))})
 
 
 every = pytest.mark.parametrize("release", RELEASES, indirect=True)
@@ -218,6 +221,30 @@ def test_latents_lie_as_the_other_plugin_keeps_them(backend, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("release", ["sgl-flash-mla-1.0.0", "flashinfer-python-0.7.4"], indirect=True)
+def test_flashinfer_computes_the_other_rows(release, fake, monkeypatch):
+    modules = fake_flashinfer.module()
+    modules["flashinfer.mla"].trtllm_batch_decode_with_kv_cache_mla = getattr(fake, "function", None)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(FlashInferAttention, "multiprocessors", lambda self, device: 8)
+    monkeypatch.setattr(FlashInferAttention, "compute_capability", lambda self, device: 9)
+    monkeypatch.setattr(latent, "installed", installed)
+    backend = on_cpu(RELEASES[release][0])(LatentOptions(extend="flashinfer"))
+    scene = Scene(backend, Case(name="both", rows=ROWS, shape=MLA, page_size=64))
+    for row, got in enumerate(scene.run()):
+        scene.assert_close(got, scene.expected(row), f"row {row}")
+    assert fake.calls == [(3, 1), (2, 3)]
+
+
+@pytest.mark.usefixtures("fake")
+def test_triton_keeps_latents_alike(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(latent, "installed", installed)
+    backend = FlashMLA(LatentOptions())
+    assert backend.layout(MLA, 64, "bfloat16") == StandIn(LatentOptions()).layout(MLA, 64, "bfloat16")
+
+
 @pytest.mark.usefixtures("fake")
 @every
 def test_the_other_plugin_must_be_there_and_know_latents(release, monkeypatch):
@@ -233,17 +260,17 @@ def test_the_other_plugin_must_be_there_and_know_latents(release, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "modules", "package"),
-    [("flashmla", ("flash_mla", "sgl_kernel"), "sgl-flash-mla"), ("trtllm-mla", ("flashinfer",), "flashinfer-python")],
+    ("name", "modules", "extra"),
+    [("flashmla", ("flash_mla", "sgl_kernel"), "flashmla"), ("trtllm-mla", ("flashinfer",), "flashinfer")],
 )
-def test_what_is_not_installed_is_named_with_what_brings_it(name, modules, package, monkeypatch):
+def test_what_is_not_installed_is_named_with_what_brings_it(name, modules, extra, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda one: None if one in modules else found(one))
     for module in modules:
         monkeypatch.delitem(sys.modules, module, raising=False)
     entry = installed().get("attention", name)
     assert refusal(lambda: entry.build(entry.plugin.options())).partition(" cannot be built: ")[2] == (
-        f"ModuleNotFoundError: {modules[0]} is not installed; run: pip install '{package}'; "
+        f"ModuleNotFoundError: {modules[0]} is not installed; run: pip install 'rtk-inference[{extra}]'; "
         "install what it imports, or do without it"
     )
 

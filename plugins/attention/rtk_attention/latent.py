@@ -138,8 +138,8 @@ class LatentDecoding(PlainPool):
         return self.decode(rows, latents, call, group, prepared).flatten(0, 1)
 
 
-def library(*names: str, install: str) -> ModuleType:
-    """Import the first module of which the package is installed.
+def library(*names: str, extra: str) -> ModuleType:
+    """Import the first module of which the package is installed. `extra` is the one of rtk's that brings the first.
 
     Raises `ImportError` that says what to install, or why it cannot be loaded.
     """
@@ -149,7 +149,8 @@ def library(*names: str, install: str) -> ModuleType:
                 return importlib.import_module(name)
             except OSError as error:  # CUDA's libraries are not there
                 raise ImportError(f"{name} cannot be loaded: {error.__cause__ or error}") from error
-    raise ModuleNotFoundError(f"{names[0].partition('.')[0]} is not installed; run: pip install {install!r}")
+    missing = names[0].partition(".")[0]
+    raise ModuleNotFoundError(f"{missing} is not installed; run: pip install 'rtk-inference[{extra}]'")
 
 
 def _places(batch: BatchView, rows: NDArray[np.int64]) -> Places:

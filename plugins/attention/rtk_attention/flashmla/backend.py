@@ -35,7 +35,7 @@ class FlashMLA(LatentDecoding):
 
     def __init__(self, options: LatentOptions) -> None:
         """Raises `ImportError` where FlashMLA is not installed, or cannot be loaded."""
-        package = library("flash_mla", "sgl_kernel.flash_mla", install="sgl-flash-mla")
+        package = library("flash_mla", "sgl_kernel.flash_mla", extra="flashmla")
         self._schedule = package.get_mla_metadata
         self._attend = package.flash_mla_with_kvcache
         self._made_by_the_kernel = "cache_seqlens" not in inspect.signature(self._schedule).parameters

@@ -30,7 +30,7 @@ class TrtllmMLA(LatentDecoding):
 
     def __init__(self, options: LatentOptions) -> None:
         """Raises `ImportError` where FlashInfer is not installed, or cannot be loaded."""
-        package = library("flashinfer.mla", install="flashinfer-python")
+        package = library("flashinfer.mla", extra="flashinfer")
         self._attend = package.trtllm_batch_decode_with_kv_cache_mla
         self._zeroed: Workspace | None = None
         super().__init__(options)
