@@ -64,6 +64,8 @@ class Outline:
     """What it would be loaded as; None where only the weights tell."""
     features: frozenset[str] = frozenset()
     """What it asks of an attention backend shows when it runs, see `rtk.model.probe`."""
+    mla: bool | None = None
+    """Whether it is served by latents; None: perhaps, see `rtk.model.latent`."""
 
 
 def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Outline:
@@ -75,7 +77,9 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
         refuse_unservable(config)
     found = getattr(config, "dtype", None) if wanted == "auto" else wanted
     name = None if found is None else str(found).removeprefix("torch.")
-    return Outline(config.model_type, _context_length(folder, config.get_text_config(decoder=True)), name)
+    text = config.get_text_config(decoder=True)
+    mla = None if hasattr(text, "kv_lora_rank") else False
+    return Outline(config.model_type, _context_length(folder, text), name, mla=mla)
 
 
 @one_thread()

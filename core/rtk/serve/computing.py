@@ -88,7 +88,7 @@ def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Comp
     outline = read_outline(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     check_backend(name, backend.capabilities, outline, torch.device(device), page_size)  # before weights are read
     loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
-    needs = probe(loaded)
+    needs = probe(loaded, backend.capabilities.kinds)
     check_backend(name, backend.capabilities, needs, loaded.device, page_size)
     layout = backend.layout(needs.shape, page_size, needs.dtype)
     limits, reason = _limits(config, loaded, layout.bytes_per_slot)
