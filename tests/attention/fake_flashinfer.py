@@ -5,59 +5,41 @@ What a kernel loads and then hides is multiplied by zero: NaN in a slot that is 
 """
 
 import inspect
-import json
 import math
 import sys
+from functools import reduce
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import torch
-from record_flashinfer import signatures
+from signatures import signatures
 
+RELEASES = ("flashinfer-python-0.6.18.post1", "flashinfer-python-0.7.4")
 TILE = 64
 """Rows, and keys, of a tile of the MLA kernels."""
 
 
-def _bindable(parameters):
-    """A signature from (name, kind, whether it can be left out)."""
-    return inspect.Signature(
-        [
-            inspect.Parameter(
-                name,
-                getattr(inspect.Parameter, kind),
-                default=None if optional and not kind.startswith("VAR") else inspect.Parameter.empty,
-            )
-            for name, kind, optional in parameters
-        ]
-    )
-
-
-def recorded():
-    """Signatures by version and name: the recorded ones, and those of an installed FlashInfer."""
-    found = {
-        path.stem.removeprefix("flashinfer-"): json.loads(path.read_text())
-        for path in sorted((Path(__file__).parent / "signatures").glob("flashinfer-*.json"))
-    }
+def by_release():
+    """Signatures by release and name: the recorded ones, and those of an installed FlashInfer."""
+    found = {release: signatures(release) for release in RELEASES}
     if "flashinfer" not in sys.modules and find_spec("flashinfer"):
         import flashinfer
         import flashinfer.mla
 
-        found["installed"] = signatures(flashinfer)
-    return {
-        version: {name: _bindable(parameters) for name, parameters in by_name.items()}
-        for version, by_name in found.items()
-    }
+        found["installed"] = {
+            name: inspect.signature(reduce(getattr, name.split(".")[1:], flashinfer)) for name in found[RELEASES[0]]
+        }
+    return found
 
 
-SIGNATURES = recorded()
+SIGNATURES = by_release()
 
 
 def bind(name, *args, **options):
     """The arguments by name, where every version takes them."""
     for by_name in SIGNATURES.values():
-        bound = by_name[name].bind(*args, **options)
+        bound = by_name[f"flashinfer.{name}"].bind(*args, **options)
     return {k: v for k, v in bound.arguments.items() if k != "self"}
 
 

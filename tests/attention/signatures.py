@@ -29,9 +29,24 @@ SOURCES = {
     },
     "flashinfer-python": {
         "flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla": "flashinfer/mla/_core.py",
+        **{
+            f"flashinfer.BatchPrefillWithPagedKVCacheWrapper.{method}": "flashinfer/prefill.py"
+            for method in ("__init__", "plan", "run")
+        },
+        **{  # `plan` passes on to `_plan_impl` what it does not name
+            f"flashinfer.BatchDecodeWithPagedKVCacheWrapper.{method}": "flashinfer/decode.py"
+            for method in ("__init__", "plan", "_plan_impl", "run")
+        },
+        **{
+            f"flashinfer.mla.BatchMLAPagedAttentionWrapper.{method}": "flashinfer/mla/_batch_mla/_wrapper.py"
+            for method in ("__init__", "plan", "run")
+        },
+        "flashinfer.merge_state": "flashinfer/cascade.py",
     },
 }
 """Functions and methods as they are imported, with the file that defines each."""
+EARLIER = {"flashinfer/mla/_batch_mla/_wrapper.py": "flashinfer/mla/_core.py"}
+"""Where older releases define what is in such a file now."""
 
 
 def signatures(release: str) -> dict[str, inspect.Signature]:
@@ -63,10 +78,11 @@ def read(folder: Path, distribution: str) -> dict[str, str]:
     found = {}
     for name, file in SOURCES[distribution].items():
         *_, owner, last = name.split(".")
-        body = ast.parse((folder / file).read_text()).body
+        path = folder / file
+        body = ast.parse((path if path.exists() else folder / EARLIER[file]).read_text()).body
         if owner[0].isupper():
             body = next(node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner)
-        (node,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == last)
+        *_, node = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == last)  # after overloads
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         found[name] = f"({ast.unparse(node.args)}){returns}"
     return found

@@ -4,7 +4,6 @@ Layers alike are planned once a step. Prefixes that rows share are attended to o
 the rows have of their own, by the weights of both (`merge_state`).
 """
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rtk.errors import PluginError, one_line
+from rtk.errors import PluginError
 from rtk.plugin import AttentionBackend, BatchView, BufferSpec, Capabilities, KVLayout, KVShape, LayerCall, Workspace
 from rtk_attention.flashinfer import FlashInferOptions
 from rtk_attention.flashinfer.parts import Part, Step
+from rtk_attention.latent import library
 
-INSTALL = "pip install 'rtk-inference[flashinfer]'"
+INSTALL = "rtk-inference[flashinfer]"
 HEAD_DIMS = (64, 128, 256)
 """What the kernels are made for; heads of other sizes are padded with zeros, in the pool too."""
 LATENT, ROPE = 512, 64
@@ -46,8 +46,9 @@ class FlashInferAttention(AttentionBackend):
     )
 
     def __init__(self, options: FlashInferOptions) -> None:
-        if importlib.util.find_spec("flashinfer") is None:
-            raise ModuleNotFoundError(f"flashinfer is not installed; run: {INSTALL}")
+        """Raises `ImportError` where FlashInfer is not installed, or cannot be loaded."""
+        library("flashinfer.mla", install=INSTALL)
+        self._library = library("flashinfer", install=INSTALL)
         self._kernels = options.kernels
         self._wrappers: Wrappers | None = None
 
@@ -140,8 +141,7 @@ class FlashInferAttention(AttentionBackend):
                 some, of_some = attend(part, weighted)
                 if part.kind == "shared":
                     assert weights is not None
-                    merge = _library().merge_state
-                    some, of_some = merge(out[part.queries], weights[part.queries], some, of_some)
+                    some, of_some = self._library.merge_state(out[part.queries], weights[part.queries], some, of_some)
                 out[part.queries] = some
                 if weights is not None and of_some is not None:
                     weights[part.queries] = of_some
@@ -197,7 +197,7 @@ class FlashInferAttention(AttentionBackend):
         if self._wrappers is None or not self._wrappers.have(buffer):
             hopper = self.compute_capability(step.device) == 9
             latents = ("fa3" if hopper else "fa2") if self._kernels == "auto" else self._kernels
-            self._wrappers = Wrappers(buffer, self._kernels, latents)
+            self._wrappers = Wrappers(self._library, buffer, self._kernels, latents)
         return self._wrappers
 
     def multiprocessors(self, device: torch.device) -> int:
@@ -212,7 +212,8 @@ class FlashInferAttention(AttentionBackend):
 class Wrappers:
     """FlashInfer's wrappers, kept from step to step: each has one plan at a time, and 8 MiB on device and host."""
 
-    def __init__(self, buffer: torch.Tensor, kernels: str, latents: str) -> None:
+    def __init__(self, library: Any, buffer: torch.Tensor, kernels: str, latents: str) -> None:
+        self._library = library
         self._buffer = buffer
         self._kernels = kernels
         self._latents = latents
@@ -235,14 +236,13 @@ class Wrappers:
         return self._kept[kind, number]
 
     def _made(self, kind: str) -> Any:
-        library = _library()
         if kind == "latents":
-            return library.mla.BatchMLAPagedAttentionWrapper(self._buffer, backend=self._latents)
+            return self._library.mla.BatchMLAPagedAttentionWrapper(self._buffer, backend=self._latents)
         if kind.startswith("decode"):
-            return library.BatchDecodeWithPagedKVCacheWrapper(
+            return self._library.BatchDecodeWithPagedKVCacheWrapper(
                 self._buffer, "NHD", use_tensor_cores=kind != "decode", backend="fa2"
             )
-        return library.BatchPrefillWithPagedKVCacheWrapper(self._buffer, "NHD", backend=self._kernels)
+        return self._library.BatchPrefillWithPagedKVCacheWrapper(self._buffer, "NHD", backend=self._kernels)
 
 
 class Wrapper:
@@ -261,18 +261,6 @@ class Wrapper:
         if self._on_device:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
-
-
-def _library() -> Any:
-    """FlashInfer, when it is first needed: it takes seconds to import."""
-    try:
-        import flashinfer
-        import flashinfer.mla
-    except ImportError as error:
-        raise PluginError(
-            f"attention plugin 'flashinfer' cannot import flashinfer: {one_line(error)}; run: {INSTALL}"
-        ) from error
-    return flashinfer
 
 
 def _padded(shape: KVShape) -> int:
