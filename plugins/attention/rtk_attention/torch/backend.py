@@ -4,6 +4,7 @@ Nothing is read but the slots of visible positions; padding repeats a row's own 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,15 @@ class TorchAttention(PlainPool):
         for piece in pieces:
             out[piece.queries] = _attend(q[piece.queries], kv, call, piece, workspace)
         return out
+
+
+class PlainTorchAttention(TorchAttention):
+    """Without the kernel and the parts: what the other one is compared with."""
+
+    capabilities = replace(TorchAttention.capabilities, preference=-1)
+
+    def plan(self, batch: BatchView, workspace: Workspace) -> Plan:
+        return StepIndex(batch), workspace, None
 
 
 def _attend(

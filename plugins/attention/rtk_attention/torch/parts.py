@@ -27,7 +27,6 @@ BLOCK = 256
 """Queries of one triangle: what lies above its diagonal is computed too, in blocks of about this size."""
 
 Slots = slice | torch.Tensor
-Ints = NDArray[np.int64]
 Answer = tuple[torch.Tensor, torch.Tensor]
 """Outputs [n, kv_heads, group, dim], and logarithms of the sums [n, kv_heads, group]."""
 
@@ -53,23 +52,15 @@ class Bucket:
 
     queries: Slots
     slots: Slots
-    lens: Ints
-    """[rows] keys that are no padding."""
+    rows: int
+    mask: torch.Tensor | None
+    """[rows, 1, 1, keys], added to the scores; None hides nothing."""
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> Answer:
-        rows = len(self.lens)
-        k, v = (t.view(rows, len(t) // rows, *t.shape[1:]).transpose(1, 2) for t in (k, v))
-        mask = self._mask(k.shape[2], q.dtype)
-        if mask is not None:
-            mask = mask.expand(rows, 1, q.shape[2], -1)
+        k, v = (t.view(self.rows, -1, *t.shape[1:]).transpose(1, 2) for t in (k, v))
+        mask = None if self.mask is None else self.mask.expand(-1, -1, q.shape[2], -1)
         out, lse = KERNEL(q, k, v, attn_mask=mask, scale=scaling)
         return out, lse
-
-    def _mask(self, longest: int, dtype: torch.dtype) -> torch.Tensor | None:
-        if int(self.lens.min()) == longest:
-            return None
-        hidden = torch.from_numpy(np.arange(longest) >= self.lens[:, None])
-        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +101,7 @@ class Parts:
         self._table: NDArray[np.int32] = batch.req_to_token.numpy()
         self._bases: list[Part] | None = None
         self._further: list[Part] = []
+        self._picks = False  # whether a part has queries here and there
 
     def suit(self, kv: Mapping[str, torch.Tensor], call: LayerCall) -> bool:
         """Whether the kernel can compute this layer."""
@@ -120,8 +112,9 @@ class Parts:
     def attend(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> torch.Tensor:
         """One layer, see `AttentionBackend.forward`."""
         if self._bases is None:
-            self._bases = list(self._plan())
-        q = q if q.stride(-1) == 1 else q.contiguous()
+            self._bases = list(self._plan(q.dtype))
+            self._picks = any(isinstance(part.queries, torch.Tensor) for part in (*self._bases, *self._further))
+        q = q.contiguous() if self._picks or q.stride(-1) != 1 else q
         q = q.view(len(q), kv["k"].shape[1], -1, q.shape[2])
         out, sums = self._base(q, kv, call)
         for part in self._further:
@@ -138,12 +131,13 @@ class Parts:
         out = q.new_empty(q.shape)
         sums = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         for part in self._bases:
-            out[part.queries], sums[part.queries] = self._part(part, q, kv, call)
+            for whole, own in zip((out, sums), self._part(part, q, kv, call), strict=True):
+                _put(whole, part.queries, own)
         return out, sums
 
     def _part(self, part: Part, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> Answer:
         k, v = (self._read(name, kv[name], part.slots) for name in ("k", "v"))
-        return part.attend(q[part.queries], k, v, call.scaling)
+        return part.attend(_pick(q, part.queries), k, v, call.scaling)
 
     def _read(self, name: str, buffer: torch.Tensor, slots: Slots) -> torch.Tensor:
         if isinstance(slots, slice):
@@ -155,7 +149,7 @@ class Parts:
 
     # --- planning -----------------------------------------------------------------------------------------------
 
-    def _plan(self) -> Iterator[Part]:
+    def _plan(self, dtype: torch.dtype) -> Iterator[Part]:
         """The parts that cover every query once; the further ones are put aside. O(sum of kv_lens) at memory speed."""
         for run in self._batch.shared:
             slots = self._slots(int(run.rows[0]), run.start, run.stop)
@@ -172,7 +166,7 @@ class Parts:
             else:
                 *views, tails[row] = _cut(slots, VIEW)
                 self._further += (Span(queries, _run(view)) for view in views)
-        yield from self._buckets(tails)
+        yield from self._buckets(tails, dtype)
         for row in np.flatnonzero(~single).tolist():
             yield from self._triangles(row)
 
@@ -192,19 +186,22 @@ class Parts:
             if len(slots):
                 yield row, slots
 
-    def _buckets(self, tails: dict[int, NDArray[np.int32]]) -> Iterator[Part]:
+    def _buckets(self, tails: dict[int, NDArray[np.int32]], dtype: torch.dtype) -> Iterator[Part]:
+        """`dtype` is that of the masks."""
         rows, lens = np.array([*tails], np.int64), np.array([*map(len, tails.values())], np.int64)
         for some in buckets(np.arange(len(rows)), lens):
-            picked = rows[some]
+            picked, longest = rows[some], int(lens[some].max())
             if len(some) == 1:
-                yield Bucket(self._queries(picked), _run(tails[int(picked[0])]), lens[some])
+                yield Bucket(self._queries(picked), _run(tails[int(picked[0])]), 1, None)
                 continue
-            longest = int(lens[some].max())
             slots = np.empty((len(some), longest), np.int64)
             for into, row in zip(slots, picked.tolist(), strict=True):
                 own = tails[row]
                 into[: len(own)], into[len(own) :] = own, own[-1]
-            yield Bucket(self._queries(picked), torch.from_numpy(slots.reshape(-1)), lens[some])
+            hidden = np.arange(longest) >= lens[some][:, None]
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+            keys = torch.from_numpy(slots.reshape(-1))
+            yield Bucket(self._queries(picked), keys, len(some), mask[:, None, None] if hidden.any() else None)
 
     def _triangles(self, row: int) -> Iterator[Part]:
         """Blocks of a row's new tokens; what lies before each block are further parts."""
@@ -257,9 +254,18 @@ def _run(slots: NDArray[np.int32]) -> Slots:
 
 def _join(out: torch.Tensor, sums: torch.Tensor, queries: Slots, more: torch.Tensor, more_sums: torch.Tensor) -> None:
     """Weight what some queries have seen so far, and what they see in one more part, by the sums of both."""
-    weight = torch.sigmoid(more_sums - sums[queries])[..., None].to(out.dtype)
+    seen = _pick(sums, queries)
+    weight = torch.sigmoid(more_sums - seen)[..., None].to(out.dtype)
+    _put(out, queries, torch.lerp(_pick(out, queries), more, weight))
+    _put(sums, queries, torch.logaddexp(seen, more_sums))
+
+
+def _pick(whole: torch.Tensor, queries: Slots) -> torch.Tensor:
+    return whole[queries] if isinstance(queries, slice) else whole.index_select(0, queries)
+
+
+def _put(whole: torch.Tensor, queries: Slots, values: torch.Tensor) -> None:
     if isinstance(queries, slice):
-        out[queries].lerp_(more, weight)
+        whole[queries] = values
     else:
-        out[queries] = torch.lerp(out[queries], more, weight)
-    sums[queries] = torch.logaddexp(sums[queries], more_sums)
+        whole.index_copy_(0, queries, values)
