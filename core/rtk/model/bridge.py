@@ -107,7 +107,7 @@ def _attention(
     call = LayerCall(module.layer_idx, scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     out = current().attend(module, q, k, v, call, {"attention_mask": attention_mask, **extras})
-    return out[None], None
+    return out.contiguous()[None], None  # some models ask for a view of it that only a contiguous one has
 
 
 @torch.inference_mode()
