@@ -63,7 +63,9 @@ class Outline:
     dtype: str | None
     """What it would be loaded as; None where only the weights tell."""
     features: frozenset[str] = frozenset()
-    """What it asks of an attention backend shows when it runs, see `rtk.model.probe`."""
+    """What it surely asks of an attention backend; the rest shows when it runs, see `rtk.model.probe`."""
+    mla: bool | None = None
+    """Whether its K/V are latents; None: that shows when it runs."""
 
 
 def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Outline:
@@ -75,7 +77,18 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
         refuse_unservable(config)
     found = getattr(config, "dtype", None) if wanted == "auto" else wanted
     name = None if found is None else str(found).removeprefix("torch.")
-    return Outline(config.model_type, _context_length(folder, config.get_text_config(decoder=True)), name)
+    text = config.get_text_config(decoder=True)
+    return Outline(config.model_type, _context_length(folder, text), name, _sure_features(text))
+
+
+def _sure_features(config: Any) -> frozenset[str]:
+    """Some of what the model will ask of an attention backend: configurations have no one word for each of them."""
+    asked = {
+        "sliding_window": "sliding_attention" in (getattr(config, "layer_types", None) or ()),
+        "softcap": getattr(config, "attn_logit_softcapping", None) is not None,
+        "sinks": config.model_type == "gpt_oss",
+    }
+    return frozenset(name for name, is_asked in asked.items() if is_asked)
 
 
 @one_thread()

@@ -40,6 +40,7 @@ class TritonAttention(PlainPool):
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         features=frozenset({"sliding_window", "softcap", "sinks"}),
+        preference=10,
     )
 
     def __init__(self, options: TritonOptions) -> None:
