@@ -96,7 +96,7 @@ def test_json_for_machines(zoo: Any) -> None:
     answer = json.loads("\n".join(out))
     assert code == 0
     assert answer["model"] == {
-        "path": str(zoo.folder("llama")), "type": "llama", "dtype": "float32", "mla": None, "features": []
+        "path": str(zoo.folder("llama")), "type": "llama", "dtype": "float32", "mla": False, "features": []
     }  # fmt: skip
     assert (answer["device"], answer["compute_capability"]) == ("cpu", None)
     assert (answer["taken"], answer["why"]) == ("flash", "pages of 32 tokens (it takes 32, 64), by attention.backend")

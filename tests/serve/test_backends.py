@@ -43,8 +43,9 @@ class Toys:
                 built.layout = layout
             return built
 
-        setattr(self._module, name, build)
-        plugin = Plugin(kind="attention", name=name, summary="s", target=f"toys:{name}")
+        function = name.replace("-", "_")
+        setattr(self._module, function, build)
+        plugin = Plugin(kind="attention", name=name, summary="s", target=f"toys:{function}")
         self.found.append(Registered(plugin, TORCH.origin if ours else Origin(name, f"rtk-{name}", "1")))
 
     def choose(self, **keys) -> Choice:
@@ -65,7 +66,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Toys:
 
 def settled(choice: Choice, needs: Probe = PLAIN) -> tuple[str, int, str]:
     """Name, page size, and what is told."""
-    found = choice.settled(needs)
+    found = choice.settled(lambda kinds: needs)
     return found.name, found.layout.page_size, found.told
 
 
@@ -112,7 +113,7 @@ def test_auto_that_finds_nothing_names_every_reason(toys: Toys) -> None:
     far = "far: device cpu (it runs on cuda)"
     lacking = "lacking: cannot be built: ImportError: no fast_package"
     with pytest.raises(ConfigError) as caught:
-        toys.choose().settled(PLAIN)
+        toys.choose().settled(lambda kinds: PLAIN)
     assert str(caught.value) == (
         "no attention backend can serve: latent: the model's mha attention (it computes mla), "
         f"or {far}, or {lacking}; see 'rtk attention'"
@@ -184,7 +185,25 @@ def test_one_that_cannot_lay_out_is_passed_over_by_auto_alone(
     assert reason in told
     assert len(caplog.records) == warned
     with pytest.raises((PluginError, KeyError), match=reason.removeprefix("KeyError: ")):
-        toys.choose(cache__page_size=16, attention__backend="picky").settled(PLAIN)
+        toys.choose(cache__page_size=16, attention__backend="picky").settled(lambda kinds: PLAIN)
+
+
+def test_a_model_is_asked_again_only_for_other_kinds_of_attention(toys: Toys) -> None:
+    """One that has latents needs nothing of them of a backend that keeps K/V of every head."""
+    toys.add("latents", kinds=frozenset({"mla"}), preference=30, layout=crashes)
+    toys.add("more-latents", kinds=frozenset({"mla"}), preference=20, dtypes=frozenset({"bfloat16"}))
+    toys.add("heads", kinds=frozenset({"mha"}), preference=10)
+    asked: list[frozenset[str]] = []
+
+    def ask(kinds: frozenset[str]) -> Probe:
+        asked.append(kinds)
+        return LATENT if "mla" in kinds else PLAIN
+
+    found = toys.choose().settled(ask)
+    assert (found.name, found.layout.buffers[0].shape) == ("heads", (2, 8))
+    assert asked == [{"mla"}, {"mha"}]
+    more = "not more-latents: dtype float32 (it computes bfloat16)"
+    assert found.told == f"attention heads, pages of 1 token, by auto; not latents: KeyError: 'head_dim'; {more}"
 
 
 # --- page sizes ----------------------------------------------------------------------------------------------------
@@ -230,7 +249,7 @@ def test_a_backend_that_is_named_is_refused_with_every_conflict_and_the_choices(
 def test_what_shows_when_the_model_ran_is_refused_too(toys: Toys) -> None:
     toys.add("flash", kinds=frozenset({"mla"}))
     with pytest.raises(ConfigError) as caught:
-        toys.choose(attention__backend="flash").settled(PLAIN)
+        toys.choose(attention__backend="flash").settled(lambda kinds: PLAIN)
     assert str(caught.value) == (
         "attention backend 'flash' cannot serve the model's mha attention (it computes mla); choose torch"
     )
@@ -248,7 +267,8 @@ def test_pages_that_prompts_cannot_be_cut_at_are_a_conflict_of_who_forces_them(t
 
 
 def test_an_alignment_that_is_too_long_is_no_conflict_of_a_backend(toys: Toys) -> None:
-    assert settled(toys.choose(schedule__chunked_prefill_size=32, schedule__truncation_align_size=48))[0] == "torch"
+    refusal = toys.refused(schedule__chunked_prefill_size=32, schedule__truncation_align_size=48)
+    assert refusal.startswith("schedule.chunked_prefill_size = 32: prompts are cut at borders of pages, which hold 1 ")
 
 
 # --- a start -------------------------------------------------------------------------------------------------------
@@ -285,3 +305,14 @@ def test_what_the_files_tell_is_refused_before_weights_are_read(
     assert str(caught.value) == (
         "attention backend 'plain' cannot serve the model's sliding_window, softcap; choose torch"
     )
+
+
+def test_a_model_goes_back_to_the_kind_of_attention_that_is_served(toys: Toys, zoo) -> None:
+    from rtk.model.loader import load_model
+    from rtk.model.probe import probe
+
+    loaded = load_model(zoo.folder("deepseek_v3"))
+    before = probe(loaded, {"mha"})
+    assert probe(loaded, {"mha", "mla"}).shape == KVShape(2, 1, 24, 16, 4, mla=True)
+    assert probe(loaded, {"mha"}) == before
+    assert (before.mla, before.shape.kv_heads) == (False, 4)

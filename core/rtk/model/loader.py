@@ -65,7 +65,7 @@ class Outline:
     features: frozenset[str] = frozenset()
     """What it surely asks of an attention backend; the rest shows when it runs, see `rtk.model.probe`."""
     mla: bool | None = None
-    """Whether its K/V are latents; None: that shows when it runs."""
+    """Whether it is served by latents; None: perhaps, see `rtk.model.latent`."""
 
 
 def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Outline:
@@ -78,7 +78,8 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
     found = getattr(config, "dtype", None) if wanted == "auto" else wanted
     name = None if found is None else str(found).removeprefix("torch.")
     text = config.get_text_config(decoder=True)
-    return Outline(config.model_type, _context_length(folder, text), name, _sure_features(text))
+    mla = None if hasattr(text, "kv_lora_rank") else False
+    return Outline(config.model_type, _context_length(folder, text), name, _sure_features(text), mla)
 
 
 def _sure_features(config: Any) -> frozenset[str]:

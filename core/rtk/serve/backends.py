@@ -1,6 +1,7 @@
 """Which attention backend serves: the one that is named, or, by `auto`, the best of those that can."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import TYPE_CHECKING
@@ -110,7 +111,7 @@ class Choice:
         problems = conflicts(declared, needs, torch.device(self.device), wanted)
         schedule = self.config.schedule
         if wanted is None and (short := too_short(schedule, pages)) and not too_short(schedule, 1):
-            name, tokens, _ = short
+            name, tokens = short
             problems.append(f"{name} = {tokens} (prompts are cut at borders of its pages, which hold {pages} tokens)")
         return replace(one, page_size=pages, problems=tuple(problems))
 
@@ -137,30 +138,30 @@ class Choice:
             raise ConfigError(choice.refusal(needs))
         return choice
 
-    def settled(self, needs: "Probe") -> Settled:
-        """Have the best backend say how it keeps K/V of the model that was probed.
+    def settled(self, ask: "Callable[[frozenset[str]], Probe]") -> Settled:
+        """Have the best backend say how it keeps K/V of the model, if that is one that it can serve.
 
-        One that cannot is passed over, where another may be taken. Raises `RtkError` where none is left.
+        `ask` tells what the model needs of a backend that serves these kinds of attention, and prepares it for that. A
+        backend that cannot serve is passed over, where another may be taken. Raises `RtkError` where none is left.
         """
-        choice = self.narrowed(needs)
+        choice, needs, asked = self, None, frozenset[str]()
         while one := choice.best:
             assert one.attention is not None
+            if needs is None or asked != one.attention.capabilities.kinds:
+                asked = frozenset(one.attention.capabilities.kinds)
+                needs = ask(asked)
+            judged = choice._judge(one, needs)
             try:
-                layout = _layout(one.entry, one.attention, one.page_size, needs)
+                layout = None if judged.problems else _layout(one.entry, one.attention, one.page_size, needs)
             except BaseException as error:
                 if self.by_name or not contained(error):
                     raise
-                choice = choice._without(one, error)
+                judged = replace(one, problems=(_told(one, error),))
             else:
-                return Settled(one.name, one.attention, layout, f"attention {one.name}, {choice.why}")
+                if layout is not None:
+                    return Settled(one.name, one.attention, layout, f"attention {one.name}, {choice.why}")
+            choice = replace(choice, backends=tuple(judged if other is one else other for other in choice.backends))
         raise ConfigError(choice.refusal(needs))
-
-    def _without(self, one: Backend, error: BaseException) -> "Choice":
-        if not isinstance(error, RtkError):
-            log.warning("%s cannot lay out K/V: %s; it is not used", one.entry.label, one_line(error))
-        reason = str(error) if isinstance(error, RtkError) else one_line(error)
-        failed = replace(one, problems=(reason,))
-        return replace(self, backends=tuple(failed if other is one else other for other in self.backends))
 
     def refusal(self, needs: "Needs | None") -> str:
         """Why nothing can serve, and what could."""
@@ -226,8 +227,19 @@ def _built(config: Config, entry: Registered) -> Backend:
         return Backend(entry, entry.build_in_time(config.attention.options(entry.plugin.name)))
     except PluginError as error:
         cause = error.__cause__
-        why = f"cannot be built: {one_line(cause)}" if cause else str(error).removeprefix(f"{entry.label} ")
-        return Backend(entry, None, problems=(why,), broken=not isinstance(cause, ImportError))
+        if cause is None or isinstance(cause, RtkError):
+            why = str(cause or error).removeprefix(f"{entry.label} ")
+        else:
+            why = f"cannot be built: {one_line(cause)}"
+        return Backend(entry, None, problems=(why,), broken=not isinstance(cause, ImportError | RtkError))
+
+
+def _told(one: Backend, error: BaseException) -> str:
+    """Why it cannot lay out K/V."""
+    if isinstance(error, RtkError):
+        return str(error)
+    log.warning("%s cannot lay out K/V: %s; it is not used", one.entry.label, one_line(error))
+    return one_line(error)
 
 
 def _layout(entry: Registered, attention: "AttentionBackend", page_size: int, needs: "Probe") -> "KVLayout":
@@ -238,13 +250,17 @@ def _layout(entry: Registered, attention: "AttentionBackend", page_size: int, ne
     return layout
 
 
-def too_short(schedule: ScheduleConfig, page: int) -> tuple[str, int, int] | None:
-    """The key that allows no piece of a prompt from border to border, its tokens, and how many it takes; None: none."""
+def border(schedule: ScheduleConfig, page: int) -> int:
+    """Prompts are cut at multiples of this."""
+    return lcm(page, schedule.truncation_align_size or 1)
+
+
+def too_short(schedule: ScheduleConfig, page: int) -> tuple[str, int] | None:
+    """The key that allows no piece of a prompt from border to border, and its tokens; None: there is none."""
     if schedule.chunked_prefill_size == -1:
         return None
-    border = lcm(page, schedule.truncation_align_size or 1)
-    for name in ("chunked_prefill_size", "max_prefill_tokens"):
+    for name in ("chunked_prefill_size", "mixed_chunk_size", "max_prefill_tokens"):
         tokens = getattr(schedule, name)
-        if tokens is not None and tokens < border:
-            return f"schedule.{name}", tokens, border
+        if tokens is not None and tokens < border(schedule, page):
+            return f"schedule.{name}", tokens
     return None

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from rtk.errors import ConfigError, one_line
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import Limits
 from rtk.schedule.executor import Executor
-from rtk.serve.backends import Choice, allowed, too_short
+from rtk.serve.backends import Choice, allowed, border, too_short
 
 if TYPE_CHECKING:
     from rtk.model.loader import LoadedModel
@@ -20,8 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHUNK_ON_CPU, CHUNK = 2048, 8192
+CHUNK_ON_CPU, CHUNK = 1024, 8192
 """Longest piece of a prompt where none is set, in tokens."""
+MIXED_CHUNK_ON_CPU = 128
+"""The same beside requests that decode; elsewhere it is not shorter than in other steps.
+
+`bench/chunk.py` shows what both cost and gain on a CPU.
+"""
 OVERLAP = frozenset[str]()
 """Devices on which steps overlap where nothing is set: those where `bench/overlap.py` shows that it pays.
 
@@ -47,6 +51,8 @@ class Computing:
     """Name of the attention backend."""
     overlap: bool = False
     """Whether a step is to be launched before the results of the one before are taken in."""
+    mixed: bool = False
+    """Whether running requests are to decode in the steps that compute prompts."""
 
 
 def choose_backend(config: Config, registry: Registry) -> Choice:
@@ -54,7 +60,9 @@ def choose_backend(config: Config, registry: Registry) -> Choice:
 
     Which of them serves is settled by the model. Its page size is then the one that everybody uses.
     """
-    return allowed(config, registry, usable_device(config)).narrowed(None)
+    choice = allowed(config, registry, usable_device(config)).narrowed(None)
+    chunk_tokens(config, choice.device, choice.taken.page_size)  # whether prompts can be cut shows before a model does
+    return choice
 
 
 def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Computing:
@@ -74,7 +82,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     outline = read_outline(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
     choice = choice.narrowed(outline)  # before weights are read
     loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
-    settled = choice.settled(probe(loaded))
+    settled = choice.settled(lambda kinds: probe(loaded, kinds))
     log.info(settled.told)
     layout = settled.layout
     limits, reason = _limits(config, loaded, layout)
@@ -95,6 +103,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
         attention=settled.name,
         summary=_summary(folder, loaded, settled.name, limits, reason),
         overlap=overlap,
+        mixed=mixes(config, loaded.device.type),
     )
 
 
@@ -123,6 +132,7 @@ def _limits(config: Config, loaded: "LoadedModel", layout: "KVLayout") -> tuple[
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
         chunk_tokens=chunk_tokens(config, loaded.device.type, page_size),
+        mixed_tokens=mixed_tokens(config, loaded.device.type, page_size),
         align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
@@ -134,19 +144,33 @@ def overlaps(config: Config, device: str) -> bool:
     return device in OVERLAP if wanted is None else wanted
 
 
+def mixes(config: Config, device: str) -> bool:
+    """Whether running requests decode in the steps that compute prompts, on a device of this type."""
+    wanted = config.schedule.mixed_chunk
+    return device == "cpu" if wanted is None else wanted
+
+
+def mixed_tokens(config: Config, device: str, page: int) -> int | None:
+    """Longest piece of a prompt beside requests that decode; None: as in other steps. Never longer than there."""
+    piece, wanted = chunk_tokens(config, device, page), config.schedule.mixed_chunk_size
+    if piece is None or (wanted is None and device != "cpu"):
+        return None
+    return min(piece, wanted or max(border(config.schedule, page), MIXED_CHUNK_ON_CPU))
+
+
 def chunk_tokens(config: Config, device: str, page: int) -> int | None:
     """Longest piece of a prompt; None where prompts are not cut. Pieces reach from border to border."""
     piece, align = config.schedule.chunked_prefill_size, config.schedule.truncation_align_size or 1
     if piece == -1:
         return None
     if short := too_short(config.schedule, page):
-        name, tokens, border = short
+        name, tokens = short
         aligned = f" and multiples of schedule.truncation_align_size = {align}" if align > 1 else ""
         raise ConfigError(
             f"{name} = {tokens}: prompts are cut at borders of pages, which hold {page} tokens{aligned}; "
-            f"make it at least {border}, or set schedule.chunked_prefill_size = -1"
+            f"make it at least {border(config.schedule, page)}, or set schedule.chunked_prefill_size = -1"
         )
-    return piece or max(lcm(page, align), CHUNK_ON_CPU if device == "cpu" else CHUNK)
+    return piece or max(border(config.schedule, page), CHUNK_ON_CPU if device == "cpu" else CHUNK)
 
 
 def usable_device(config: Config) -> str:
