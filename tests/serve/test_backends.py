@@ -123,6 +123,7 @@ def test_auto_that_finds_nothing_names_every_reason(toys: Toys) -> None:
 
 def test_auto_goes_on_without_backends_that_break(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
     toys.add("absent", error=ModuleNotFoundError("No module named 'fast'"))
+    toys.add("gone", error=ImportError("libfast.so.3"))
     toys.add("broken", error=ZeroDivisionError("[31m"))
     toys.add("exits", error=SystemExit(3))
     with caplog.at_level(logging.WARNING):
@@ -130,8 +131,8 @@ def test_auto_goes_on_without_backends_that_break(toys: Toys, caplog: pytest.Log
     assert name == "torch"
     assert told == (
         "attention torch, pages of 1 token, by auto"
-        "; not absent: cannot be built: ModuleNotFoundError: No module named 'fast'"
         "; not broken: cannot be built: ZeroDivisionError: [31m; not exits: cannot be built: SystemExit: 3"
+        "; absent: absent, gone"
     )
     assert [record.message for record in caplog.records] == [
         "attention plugin 'broken' of rtk-broken 1 (entry point 'broken') cannot be built: ZeroDivisionError: [31m; "

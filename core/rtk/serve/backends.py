@@ -29,8 +29,8 @@ class Backend:
     """None: it cannot be built."""
     page_size: int = 1
     problems: tuple[str, ...] = ()
-    broken: bool = False
-    """Whether it cannot be built although nothing is missing."""
+    absent: bool = False
+    """Whether a package that it needs is not installed."""
 
     @property
     def name(self) -> str:
@@ -184,8 +184,10 @@ class Choice:
         taken = self.taken
         if self.by_name:
             return f"{_pages(self.config, taken)}, by attention.backend"
-        others = (one for one in self.backends if one.declared is None or one.order < taken.order)
-        passed = (f"; not {one.name}: {one.why_not()}" for one in others)
+        others = [one for one in self.backends if one.declared is None or one.order < taken.order]
+        passed = [f"; not {one.name}: {one.why_not()}" for one in others if not one.absent]
+        if absent := ", ".join(one.name for one in others if one.absent):
+            passed.append(f"; absent: {absent}")
         return f"{_pages(self.config, taken)}, by auto{''.join(passed)}"
 
 
@@ -210,7 +212,7 @@ def allowed(config: Config, registry: Registry, device: str) -> Choice:
         return Choice(config, registry, device, (Backend(entry, entry.build_in_time(section.options())),))
     choice = every_backend(config, registry, device)
     for one in choice.backends:
-        if one.broken:
+        if one.declared is None and not one.absent:
             log.warning("%s %s; it is not used", one.entry.label, one.why_not())
     return choice
 
@@ -231,7 +233,7 @@ def _built(config: Config, entry: Registered) -> Backend:
             why = str(cause or error).removeprefix(f"{entry.label} ")
         else:
             why = f"cannot be built: {one_line(cause)}"
-        return Backend(entry, None, problems=(why,), broken=not isinstance(cause, ImportError | RtkError))
+        return Backend(entry, None, problems=(why,), absent=isinstance(cause, ImportError))
 
 
 def _told(one: Backend, error: BaseException) -> str:
