@@ -164,7 +164,7 @@ class Refused(NamedTuple):
 
 
 STATE = "it has linear_attention layers; "
-BYPASS = "the attention function was called 0 times for 2 layers, "
+BYPASS = "the attention function was called 0 times for 2 layers"
 ENCODER = "it has an encoder; "
 SPARSE = "it has indexed_attention layers; "
 NO_MODEL = "transformers has no causal language model of that type"
@@ -207,12 +207,12 @@ REFUSED = {
     "minimax": Refused({}, STATE),
     "mistral3": Refused({}, NO_MODEL),
     "mpt": Refused(
-        {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}, "a forward without cache and mask fails"
+        {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}, "a forward without cache and mask fails: "
     ),
     "nemotron_h": Refused({}, "it has linear_attention, mlp, moe layers; "),
     "olmo_hybrid": Refused({}, STATE),
     "openai-gpt": Refused(GPT2, BYPASS),
-    "phimoe, window": Refused(EXPERTS | {"sliding_window": 9}, "layer 0 asks for no window, but its mask does"),
+    "phimoe, window": Refused(EXPERTS | {"sliding_window": 9}, "asks for no window, but its mask does not let"),
     "qwen2_5_vl": Refused({}, NO_MODEL),
     "qwen3_5": Refused({}, STATE),
     "qwen3_5_moe": Refused({}, STATE),

@@ -3,18 +3,21 @@
 Weights are random, biases and norms too. The way is the real one: checkpoint, loader, probe, fused layers, runner.
 """
 
+import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from architectures import REFUSED, SERVED
+from known_configs import KNOWN
 from tiny_models import make_runner
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rtk.errors import ModelError
 from rtk.model.fused import fuse_layers
-from rtk.model.loader import load_model, read_outline
+from rtk.model.loader import Outline, load_model, read_outline
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
 from rtk.schedule.batch import Row, StepPlan, TableWrite
@@ -114,3 +117,24 @@ def test_it_is_refused(tmp_path: Path, name: str):
         probe(load_model(tmp_path))
     assert REFUSED[name].reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_model_by_its_config_json(tmp_path: Path, name: str):
+    config, taken = KNOWN[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    if isinstance(taken, str):
+        with pytest.raises(ModelError) as error:
+            read_outline(tmp_path, dtype="auto", device="cuda", trust_remote_code=False)
+        assert taken in str(error.value)
+    else:
+        outline = read_outline(tmp_path, dtype="auto", device="cuda", trust_remote_code=False)
+        assert outline == Outline(config["model_type"], taken, config["torch_dtype"])
+
+
+def test_the_page_of_models_is_fresh():
+    spec = importlib.util.spec_from_file_location("make_models", Path(__file__).parents[2] / "docs/make_models.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run 'make docs'"
