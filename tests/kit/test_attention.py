@@ -20,6 +20,7 @@ from rtk.plugin import (
     LayerCall,
     Workspace,
 )
+from rtk.plugin.testing import suite
 from rtk.plugin.testing.attention import oracle
 from rtk_attention.torch.plan import BUCKET_SLOTS, FREE_WASTE, buckets
 
@@ -239,6 +240,17 @@ class OwnsSlots(Plain):
         return slots[self.owner[slots] == row]
 
 
+class TakesRunsForPrefixes(Plain):
+    """Takes what a run tells of for the first tokens of its rows, wherever it starts."""
+
+    def slots(self, batch, row):
+        slots = super().slots(batch, row).clone()
+        for run in batch.shared:
+            if row in run.rows:
+                slots[: run.stop - run.start] = super().slots(batch, int(run.rows[0]))[run.start : run.stop]
+        return slots
+
+
 class CountsNonzero(Plain):
     """Takes the table for empty beyond the end of a row."""
 
@@ -266,9 +278,35 @@ class KnowsOnePageSize(ScalesByItself):
     capabilities = replace(Plain.capabilities, page_sizes=frozenset({64}))
 
 
+class Latent(Plain):
+    """Latents only: one buffer, and the value is the beginning of a key."""
+
+    capabilities = replace(Plain.capabilities, features=frozenset(), kinds=frozenset({"mla"}))
+
+    def layout(self, shape, page_size, kv_dtype):
+        return KVLayout(shape.layers, page_size, (BufferSpec("k", (1, shape.head_dim), kv_dtype),))
+
+    def write(self, kv, k, v, slots):
+        kv["k"][slots] = k
+
+    def forward(self, q, kv, call, plan):
+        return super().forward(q, kv | {"v": self.value(kv["k"], call)}, call, plan)
+
+    def value(self, latent, call):
+        return latent[..., : call.v_head_dim]
+
+
+class TakesTheEndForTheValue(Latent):
+    def value(self, latent, call):
+        return latent[..., -call.v_head_dim :]
+
+
 FAULTY = [
     (KnowsOnePageSize, "equals the oracle: scaling of its own"),
     (OwnsSlots, "equals the oracle: a shared prefix, page 64"),
+    (TakesTheEndForTheValue, "equals the oracle: mla, page 1"),
+    (TakesRunsForPrefixes, "equals the oracle: a told tree"),
+    (TakesRunsForPrefixes, "any told batch equals the oracle"),
     (CountsNonzero, "equals the oracle: page 1"),
     (ChangesTheBatch, "equals the oracle: page 1"),
     (ChangesTheSlots, "equals the oracle: page 1"),
@@ -302,6 +340,13 @@ FAULTY = [
 
 def test_a_plain_backend_passes():
     assert_passes("attention", Plain)
+
+
+def test_a_backend_of_latents_is_asked_for_nothing_else():
+    """Checks that are not about a shape use latents too."""
+    for check in suite("attention"):
+        if check.quick and ("mla, " in check.name or "oracle" not in check.name):
+            check(Latent)
 
 
 @pytest.mark.parametrize(("backend", "check"), FAULTY, ids=lambda v: v if isinstance(v, str) else v.__name__)

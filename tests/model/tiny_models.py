@@ -29,6 +29,12 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LONGROPE = ROPE | {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 MOE = {"num_experts_per_tok": 1, "num_local_experts": 2}
+LATENT = BASE | {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "v_head_dim": 12}
+LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+EXPERTS = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+EXPERTS |= {"n_group": 1, "topk_group": 1}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 KINDS = {
     "llama": ("llama", BASE),
     "llama tied": ("llama", BASE | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -39,11 +45,20 @@ KINDS = {
     "granite": ("granite", BASE | {"residual_multiplier": 0.5}),
     "gpt2": ("gpt2", GPT2 | {"bos_token_id": None, "eos_token_id": None}),
     "gpt_oss": ("gpt_oss", BASE | MOE | {"head_dim": 8, "sliding_window": 8, "rope_parameters": ROPE}),
-    "deepseek_v3": (
-        "deepseek_v3",
-        BASE
-        | {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 12}
-        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 2},
+    "deepseek_v3": ("deepseek_v3", LATENT | {"q_lora_rank": None, "first_k_dense_replace": 2}),
+    "deepseek_v3 yarn": ("deepseek_v3", LATENT | EXPERTS | {"first_k_dense_replace": 1, "rope_parameters": YARN}),
+    "deepseek_v3 halves": ("deepseek_v3", LATENT | {"first_k_dense_replace": 2, "rope_interleave": False}),
+    "deepseek_v2": ("deepseek_v2", LATENT | EXPERTS | {"first_k_dense_replace": 1}),
+    "deepseek_v2 lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "first_k_dense_replace": 2}),
+    "glm4_moe_lite": ("glm4_moe_lite", LATENT | EXPERTS),
+    "youtu": ("youtu", LATENT),
+    "axk1": ("axk1", LATENT | EXPERTS),
+    "minicpm3": ("minicpm3", LATENT | {"tie_word_embeddings": False, "scale_emb": 1, "dim_model_base": 32}),
+    "longcat_flash": (
+        "longcat_flash",
+        {k: v for k, v in LATENT.items() if k != "num_hidden_layers"}
+        | {"num_layers": 1, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "head_dim": 8}
+        | {"n_routed_experts": 2, "num_experts_per_tok": 2, "zero_expert_num": 1},
     ),
     "lfm2": ("lfm2", BASE | {"layer_types": ["conv", "full_attention"]}),
     "qwen3_next": ("qwen3_next", BASE | HALF_LINEAR | {"num_experts": 2, "num_experts_per_tok": 1}),
@@ -104,12 +119,19 @@ class Zoo:
 
 
 def make_runner(
-    loaded: LoadedModel, needs: Probe | None = None, *, slots=2048, page_size=1, rows=8, context_length=2048
+    loaded: LoadedModel,
+    needs: Probe | None = None,
+    *,
+    slots=2048,
+    page_size=1,
+    rows=8,
+    context_length=2048,
+    kinds=("mha", "mla"),
 ) -> ModelRunner:
     """A runner on the reference backend whose pool is full of NaN. `needs` are the model's, where it was probed."""
     entry = installed().get("attention", "torch")
     backend = entry.build(entry.plugin.options())
-    needs = needs or probe(loaded)
+    needs = needs or probe(loaded, kinds)
     pool = KVPool(backend.layout(needs.shape, page_size, needs.dtype), slots, loaded.device)
     for layer in range(needs.shape.layers):
         for buffer in pool.layer(layer).values():

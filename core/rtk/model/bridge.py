@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from rtk.model.latent import Latent
 from rtk.plugin import LayerCall
 
 IMPLEMENTATION = "rtk_paged"
@@ -104,9 +105,16 @@ def _attention(
     """transformers' signature: q, k, v [1, heads, T, dim] in, [1, T, heads, dim] and no weights out."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    call = LayerCall(module.layer_idx, scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    latent = getattr(module, "expand_kv", None)
+    if not isinstance(latent, Latent):
+        latent = None
+    queries = query[0] if latent is None else latent.query(query[0])
+    v_head_dim = None if latent is None else value.shape[-1]
+    call = LayerCall(module.layer_idx, scaling, sliding_window, softcap, s_aux, v_head_dim)  # type: ignore[arg-type]
+    q, k, v = (t.transpose(0, 1) for t in (queries, key[0], value[0]))
     out = current().attend(module, q, k, v, call, {"attention_mask": attention_mask, **extras})
+    if latent is not None:
+        out = latent.answer(out.transpose(0, 1)).transpose(0, 1)
     return out.contiguous()[None], None  # some models ask for a view of it that only a contiguous one has
 
 

@@ -60,6 +60,8 @@ class Outline:
     """What it would be loaded as; None where only the weights tell."""
     features: frozenset[str] = frozenset()
     """What it asks of an attention backend shows when it runs, see `rtk.model.probe`."""
+    mla: bool | None = None
+    """Whether it is served by latents; None: perhaps, see `rtk.model.latent`."""
 
 
 def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Outline:
@@ -80,7 +82,8 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
             length,
             own,
         )
-    return Outline(config.model_type, length, name)
+    mla = None if hasattr(text, "kv_lora_rank") else False
+    return Outline(config.model_type, length, name, mla=mla)
 
 
 @one_thread()

@@ -1,13 +1,14 @@
 """Learns what K/V a model keeps by running it on a few tokens, and refuses a model that cannot be paged."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from rtk.errors import ConfigError, ModelError, one_line
+from rtk.model.latent import use_latents
 from rtk.model.loader import LoadedModel
 from rtk.model.record import LENGTHS, Recorded, Recorder, record, record_cached, visible
 from rtk.model.threads import one_thread
@@ -38,12 +39,16 @@ class _Unservable(Exception):  # noqa: N818 - a reason, on its way to becoming a
 
 
 @one_thread()
-def probe(loaded: LoadedModel) -> Probe:
+def probe(loaded: LoadedModel, kinds: Collection[str] = ("mha",)) -> Probe:
     """Run the model and look: two sequences apart and in one batch, and one of them as transformers would generate.
+
+    `kinds` are what the attention backend can serve, of `rtk.plugin.attention.KINDS`: where `mla` is one of them, a
+    model that can be is from now on served by its latents.
 
     Four forwards of at most 12 tokens. Raises `ModelError` with the reason where paged attention would give wrong
     answers.
     """
+    mla = "mla" in kinds and use_latents(loaded.model)
     try:
         apart = [_run(record, loaded, [length])[1] for length in LENGTHS]
         recorder, together = _run(record, loaded, LENGTHS)
@@ -57,7 +62,7 @@ def probe(loaded: LoadedModel) -> Probe:
     except _Unservable as reason:
         raise ModelError(f"model type {loaded.facts.kind!r} cannot be served: {reason}") from reason.__cause__
     first = recorder.calls[0]
-    shape = KVShape(len(recorder.calls), first.kv_heads, first.head_dim, first.v_head_dim, first.q_heads)
+    shape = KVShape(len(recorder.calls), first.kv_heads, first.head_dim, first.v_head_dim, first.q_heads, mla)
     return Probe(shape, frozenset().union(*(_features(recorded.call) for recorded in recorder.calls)), first.dtype)
 
 

@@ -134,6 +134,8 @@ class LayerCall:
     """Scores become softcap * tanh(scores / softcap)."""
     sinks: torch.Tensor | None = None
     """[q_heads] logits that join every softmax and carry no value."""
+    v_head_dim: int | None = None
+    """With MLA, how many entries of a latent are its value; None where values come by themselves."""
 
 
 @dataclass(slots=True)

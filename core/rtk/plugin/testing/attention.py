@@ -30,8 +30,13 @@ TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-
 """Largest difference to the oracle, by type; the outputs are of size 1."""
 
 GQA = KVShape(layers=1, kv_heads=2, head_dim=16, v_head_dim=16, q_heads=6)
+MLA = KVShape(layers=1, kv_heads=1, head_dim=576, v_head_dim=512, q_heads=16, mla=True)
+"""As DeepSeek's models have it; some kernels take no other."""
 MIXED = ((1, 1), (1, 40), (7, 7), (5, 23), (1, 3), (1, 39), (30, 75), (1, 64))
 """Rows as (q_len, kv_len): decoding, cold prefill and later chunks, in no order."""
+
+Told = tuple[tuple[tuple[int, ...], int, int], ...]
+"""Runs as (rows, start, stop)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,8 @@ class Case:
 
     name: str
     rows: tuple[tuple[int, int], ...] = MIXED
-    shape: KVShape = GQA
+    shape: KVShape | None = None
+    """None: the usual one of the backend's kind."""
     page_size: int = 1
     about_pages: bool = False
     """False: a backend without this page size gets the nearest that it has."""
@@ -55,7 +61,7 @@ class Case:
     """True: the second page of a row lies elsewhere, though its ends look as if the slots followed one another."""
     shared: int = 0
     """Tokens, in whole pages, that every row begins with, in the same slots: one cached prefix."""
-    told: tuple[tuple[tuple[int, ...], int, int], ...] = ()
+    told: Told = ()
     """What of it the backend is told: these rows share these positions (`BatchView.shared`)."""
     dtype: str | None = None
     """None: the most precise type that the backend declares."""
@@ -65,11 +71,6 @@ class Case:
         """What a backend must declare for this case."""
         asked = {"sliding_window": self.window, "softcap": self.softcap, "sinks": self.sinks}
         return {name for name, value in asked.items() if value}
-
-    @property
-    def kind(self) -> str:
-        """Of `rtk.plugin.attention.KINDS`."""
-        return "mla" if self.shape.mla else "mha"
 
     def visible(self, row: int) -> range:
         """Positions of a row that at least one of its queries sees."""
@@ -126,7 +127,44 @@ CASES = (
         told=(((0, 1, 2, 3), 0, 96),),
         window=40,
     ),
+    Case(
+        name="told with gaps, and sinks",
+        rows=((1, 120), (1, 130), (6, 140), (1, 110)),
+        shared=96,
+        told=(((0, 1, 2, 3), 0, 32), ((0, 2), 48, 96), ((1, 3), 64, 80)),
+        sinks=True,
+        page_size=16,
+    ),
+    Case(
+        name="told and long, slots in order",
+        rows=((1, 700), (1, 1400), (300, 950), (1, 690), (2, 660)),
+        shared=640,
+        told=(((0, 1, 2, 3, 4), 0, 300), ((1, 2, 4), 300, 640)),
+        scattered=False,
+    ),
     *(Case(name=f"in {dtype}", dtype=dtype) for dtype in DTYPE_BYTES),
+    *(Case(name=f"mla, page {p}", shape=MLA, page_size=p, about_pages=True) for p in (1, 64)),
+    Case(name="mla, decode only", shape=MLA, rows=((1, 5), (1, 130), (1, 300), (1, 1)), page_size=64),
+    Case(name="mla, long decode", shape=MLA, rows=((1, 700), (1, 600))),
+    Case(name="mla, one cold prompt", shape=MLA, rows=((40, 40),), scattered=False, page_size=64),
+    Case(name="mla, long chunk", shape=MLA, rows=((150, 400), (1, 300)), page_size=64),
+    Case(name="mla, 64 heads", shape=replace(MLA, q_heads=64), rows=((1, 70), (3, 50)), page_size=64),
+    Case(name="mla, scaling of its own", shape=MLA, rows=((1, 20), (5, 30)), scaling=0.1),
+    *(
+        Case(
+            name=f"mla, a told prefix, page {p}",
+            shape=MLA,
+            rows=((1, 150), (1, 140), (5, 135), (1, 160)),
+            shared=128,
+            told=(((0, 1, 3), 0, 128),),
+            page_size=p,
+        )
+        for p in (1, 64)
+    ),
+    *(
+        Case(name=f"mla in {dtype}", shape=MLA, rows=((1, 40), (7, 20)), dtype=dtype)
+        for dtype in ("bfloat16", "float16")
+    ),
 )
 
 
@@ -140,6 +178,7 @@ class Scene:
     """Layers of one case have the same slots, and K/V of their own."""
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
+    shape: KVShape = field(init=False)
     call: LayerCall = field(init=False)
     q: list[torch.Tensor] = field(init=False)
     k: list[torch.Tensor] = field(init=False)
@@ -155,13 +194,14 @@ class Scene:
             _require(not case.about_pages, "that page size")
             nearest = min(capabilities.page_sizes, key=lambda size: abs(size - case.page_size))
             case = self.case = replace(case, page_size=nearest)
-        _require(case.kind in capabilities.kinds, case.kind)
+        shape = self.shape = case.shape or usual(self.backend)
+        kind = "mla" if shape.mla else "mha"
+        _require(kind in capabilities.kinds, kind)
         _require(case.features <= capabilities.features, ", ".join(case.features))
         _require(case.dtype is None or case.dtype in capabilities.dtypes, str(case.dtype))
         self.dtype = getattr(torch, case.dtype or most_precise(self.backend))
         seed = zlib.crc32(case.name.encode())
         random = torch.Generator().manual_seed(seed + self.layer)
-        shape = case.shape
         self.q = [self._random(random, q_len, shape.q_heads, shape.head_dim) for q_len, _ in case.rows]
         self.k = [self._random(random, kv_len, shape.kv_heads, shape.head_dim) for _, kv_len in case.rows]
         self.v = [self._random(random, kv_len, shape.kv_heads, shape.v_head_dim) for _, kv_len in case.rows]
@@ -170,9 +210,12 @@ class Scene:
         for first, *others in (self.k, self.v):
             for other in others:
                 other[: case.shared] = first[: case.shared]
+        if shape.mla:
+            self.v = [k[..., : shape.v_head_dim] for k in self.k]
         sinks = self._random(random, shape.q_heads) if case.sinks else None
         scaling = shape.head_dim**-0.5 if case.scaling is None else case.scaling
-        self.call = LayerCall(self.layer, scaling, case.window, case.softcap, sinks)
+        v_head_dim = shape.v_head_dim if shape.mla else None
+        self.call = LayerCall(self.layer, scaling, case.window, case.softcap, sinks, v_head_dim)
         self._place(np.random.default_rng(seed))
 
     def _random(self, generator: torch.Generator, *shape: int) -> torch.Tensor:
@@ -208,7 +251,7 @@ class Scene:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The layer's buffers, as the layout wants them, full of NaN."""
-        layout = self.backend.layout(self.case.shape, self.case.page_size, str(self.dtype).removeprefix("torch."))
+        layout = self.backend.layout(self.shape, self.case.page_size, str(self.dtype).removeprefix("torch."))
         rows = self.slots + self.case.page_size
         return {
             b.name: torch.full((rows, *b.shape), torch.nan, dtype=getattr(torch, b.dtype), device=self.device)
@@ -320,7 +363,7 @@ def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -
     """
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    k, v = (t[:, :, None].expand(-1, -1, group, -1).flatten(1, 2) for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * call.scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
@@ -354,6 +397,11 @@ def _require(holds: bool, what: str) -> None:
         raise NotApplicable(f"does not declare {what}")
 
 
+def usual(backend: AttentionBackend) -> KVShape:
+    """What checks that are not about shapes use: K/V heads where the backend knows them, latents otherwise."""
+    return GQA if "mha" in backend.capabilities.kinds else MLA
+
+
 def _pages(backend: AttentionBackend) -> Sequence[int]:
     return sorted(backend.capabilities.page_sizes or {1, 16})
 
@@ -377,7 +425,7 @@ def check_declaration(backend: AttentionBackend) -> None:
 def check_layout(backend: AttentionBackend) -> None:
     """The layout answers what it was asked, has unique names, and costs in proportion to the layers."""
     page, dtype = _pages(backend)[0], most_precise(backend)
-    once, twice = (backend.layout(replace(GQA, layers=n), page, dtype) for n in (3, 6))
+    once, twice = (backend.layout(replace(usual(backend), layers=n), page, dtype) for n in (3, 6))
     assert (once.layers, once.page_size) == (3, page)
     assert len({b.name for b in once.buffers}) == len(once.buffers) > 0, "buffer names must be unique"
     assert 0 < 2 * once.bytes_per_slot == twice.bytes_per_slot
@@ -386,11 +434,13 @@ def check_layout(backend: AttentionBackend) -> None:
 def check_fingerprint(backend: AttentionBackend) -> None:
     """Equal layouts have equal fingerprints; whatever changes the bytes changes the fingerprint."""
     pages, dtypes = _pages(backend), sorted(backend.capabilities.dtypes)
-    layouts = [backend.layout(GQA, page, dtype) for page in pages for dtype in dtypes]
-    layouts.append(backend.layout(replace(GQA, layers=2), pages[0], dtypes[0]))
-    layouts.append(backend.layout(replace(GQA, head_dim=32, v_head_dim=32), pages[0], dtypes[0]))
+    shape = usual(backend)
+    layouts = [backend.layout(shape, page, dtype) for page in pages for dtype in dtypes]
+    layouts.append(backend.layout(replace(shape, layers=2), pages[0], dtypes[0]))
+    if not shape.mla:
+        layouts.append(backend.layout(replace(shape, head_dim=32, v_head_dim=32), pages[0], dtypes[0]))
     assert len({layout.fingerprint for layout in layouts}) == len(layouts), "two layouts share a fingerprint"
-    assert backend.layout(GQA, pages[0], dtypes[0]).fingerprint == layouts[0].fingerprint, "it is not stable"
+    assert backend.layout(shape, pages[0], dtypes[0]).fingerprint == layouts[0].fingerprint, "it is not stable"
 
 
 def check_write(backend: AttentionBackend) -> None:
@@ -453,7 +503,7 @@ def check_earlier_steps(backend: AttentionBackend) -> None:
 def check_layers(backend: AttentionBackend) -> None:
     """One plan serves layers of different K/V and windows, and all may be written before the first is read."""
     windows = (8, None, 3) if "sliding_window" in backend.capabilities.features else (None, None, None)
-    case = Case(name="layers", shape=replace(GQA, layers=len(windows)), page_size=_pages(backend)[-1])
+    case = Case(name="layers", shape=replace(usual(backend), layers=len(windows)), page_size=_pages(backend)[-1])
     scenes = [Scene(backend, replace(case, window=window), layer) for layer, window in enumerate(windows)]
     rows = range(len(case.rows))
     buffers = [scene.before(rows) for scene in scenes]
@@ -491,6 +541,23 @@ def any_batch_equals_the_oracle(backend: AttentionBackend) -> None:
     search()
 
 
+def any_told_batch_equals_the_oracle(backend: AttentionBackend) -> None:
+    """Hypothesis looks for rows that share a prefix, and for what of it is told, where the answers are wrong."""
+    from hypothesis import given
+
+    from rtk.plugin.testing.strategies import few, told_batches
+
+    @few(25)
+    @given(told_batches())
+    def search(found: tuple[tuple[tuple[int, int], ...], int, Told, bool]) -> None:
+        rows, shared, told, scattered = found
+        page = _pages(backend)[shared % len(_pages(backend))]
+        case = Case(name=f"{rows} {told}", rows=rows, shared=shared, told=told, scattered=scattered, page_size=page)
+        _oracle_check(case)(backend)
+
+    search()
+
+
 def _check(name: str, run: Callable[[AttentionBackend], None], *, quick: bool = True) -> Check:
     return Check(name, lambda subject: run(subject()), quick, " ".join((run.__doc__ or "").split()))
 
@@ -507,5 +574,6 @@ CHECKS: tuple[Check, ...] = (
     _check("serves every layer by one plan", check_layers),
     *(_check(f"equals the oracle: {case.name}", _oracle_check(case)) for case in CASES),
     _check("any batch equals the oracle", any_batch_equals_the_oracle, quick=False),
+    _check("any told batch equals the oracle", any_told_batch_equals_the_oracle, quick=False),
 )
 """The whole contract."""

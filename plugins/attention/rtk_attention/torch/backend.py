@@ -4,13 +4,17 @@ Nothing is read but the slots of visible positions; padding repeats a row's own 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from rtk.plugin import BatchView, Capabilities, LayerCall, Options, Workspace
 from rtk_attention.pool import PlainPool
+from rtk_attention.torch.parts import KERNEL, Parts
 from rtk_attention.torch.plan import Piece, StepIndex
+
+Plan = tuple[StepIndex, Workspace, Parts | None]
 
 
 class TorchAttention(PlainPool):
@@ -20,26 +24,37 @@ class TorchAttention(PlainPool):
         devices=frozenset({"cpu", "cuda"}),
         dtypes=frozenset({"float64", "float32", "bfloat16", "float16"}),
         features=frozenset({"sliding_window", "softcap", "sinks"}),
+        kinds=frozenset({"mha", "mla"}),
     )
 
     def __init__(self, options: Options) -> None:
         """It has no options of its own."""
 
-    def plan(self, batch: BatchView, workspace: Workspace) -> tuple[StepIndex, Workspace]:
-        return StepIndex(batch), workspace
+    def plan(self, batch: BatchView, workspace: Workspace) -> Plan:
+        parts = Parts(batch, workspace) if KERNEL is not None and batch.req_to_token.device.type == "cpu" else None
+        return StepIndex(batch), workspace, parts
 
-    def forward(
-        self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: tuple[StepIndex, Workspace]
-    ) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Plan) -> torch.Tensor:
         """O(kv_len) memory traffic for each row, and for each block of queries of a longer row."""
-        index, workspace = plan
+        index, workspace, parts = plan
+        if parts is not None and parts.suit(kv, call):
+            return parts.attend(q, kv, call)
         pieces = index.pieces(call.sliding_window, q.dtype)
         if len(pieces) == 1:
             return _attend(q, kv, call, pieces[0], workspace)
-        out = q.new_empty(index.tokens, q.shape[1], kv["v"].shape[2])
+        out = q.new_empty(index.tokens, q.shape[1], call.v_head_dim or kv["v"].shape[2])
         for piece in pieces:
             out[piece.queries] = _attend(q[piece.queries], kv, call, piece, workspace)
         return out
+
+
+class PlainTorchAttention(TorchAttention):
+    """Without the kernel and the parts: what the other one is compared with."""
+
+    capabilities = replace(TorchAttention.capabilities, preference=-1)
+
+    def plan(self, batch: BatchView, workspace: Workspace) -> Plan:
+        return StepIndex(batch), workspace, None
 
 
 def _attend(
@@ -51,7 +66,7 @@ def _attend(
     head's keys are read once for all of them, and a dimension of stride 0 in the keys of a block.
     """
     k = _read("k", kv["k"], piece, workspace)
-    v = _read("v", kv["v"], piece, workspace)
+    v = k[..., : call.v_head_dim] if call.v_head_dim else _read("v", kv["v"], piece, workspace)
     kv_heads = k.shape[2]
     q = q.view(q.shape[0], kv_heads, -1, q.shape[2])
     if piece.q_len == 1:

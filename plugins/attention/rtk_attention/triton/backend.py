@@ -16,6 +16,8 @@ from rtk_attention.triton.work import Pieces, Step
 
 MAX_HEAD_DIM = 256
 """Beyond it, the tiles do not fit into the shared memory of every device."""
+MAX_LATENT = 512, 64
+"""The same for latents: entries that are the value, and others."""
 PROGRAMS = 4
 """Decoding programs for each multiprocessor of the device: some run at once, and the rest levels them out."""
 HEADS = 16
@@ -40,13 +42,21 @@ class TritonAttention(PlainPool):
         devices=frozenset({"cuda"}),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         features=frozenset({"sliding_window", "softcap", "sinks"}),
+        kinds=frozenset({"mha", "mla"}),
     )
 
     def __init__(self, options: TritonOptions) -> None:
         self._max_splits = options.max_kv_splits
 
     def layout(self, shape: KVShape, page_size: int, kv_dtype: str) -> KVLayout:
-        if (longest := max(shape.head_dim, shape.v_head_dim)) > MAX_HEAD_DIM:
+        if shape.mla:
+            value, rest = shape.v_head_dim, shape.head_dim - shape.v_head_dim
+            if value > MAX_LATENT[0] or rest > MAX_LATENT[1]:
+                raise PluginError(
+                    f"attention plugin 'triton' takes latents of up to {MAX_LATENT[0]} + {MAX_LATENT[1]} dimensions, "
+                    f"and the model's have {value} + {rest}; use attention.backend = torch"
+                )
+        elif (longest := max(shape.head_dim, shape.v_head_dim)) > MAX_HEAD_DIM:
             raise PluginError(
                 f"attention plugin 'triton' takes heads of up to {MAX_HEAD_DIM} dimensions, and the model's have "
                 f"{longest}; use attention.backend = torch"
@@ -63,36 +73,77 @@ class TritonAttention(PlainPool):
 
     def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Step) -> torch.Tensor:
         """O(kv_len) memory traffic for each row, and for each block of queries of a longer row."""
-        out = q.new_empty(q.shape[0], q.shape[1], kv["v"].shape[2])
-        tiles = extend_tiles(q.shape[2], kv["v"].shape[2], q.dtype)
+        k, heads = Keys.of(kv, call), q.shape[1]
+        out = q.new_empty(q.shape[0], heads, k.v_dim)
+        tiles = extend_tiles(k, q.dtype)
         if (blocks := plan.extend(tiles.rows)) is not None:
-            _extend(q, kv, call, plan, blocks, tiles, out)
-        kv_heads = kv["k"].shape[1]
-        group = q.shape[1] // kv_heads
-        tiles = decode_tiles(q.shape[2], kv["v"].shape[2], q.dtype, group)
-        programs = kv_heads * triton.cdiv(group, tiles.rows)
+            _extend(q, k, call, plan, blocks, tiles, out)
+        group = heads // k.heads
+        tiles = decode_tiles(k, q.dtype, group)
+        programs = k.heads * triton.cdiv(group, tiles.rows)
         if (pieces := plan.decode(call.sliding_window, programs)) is not None:
-            _decode(q, kv, call, plan, pieces, programs, tiles, out)
+            _decode(q, k, call, plan, pieces, programs, tiles, out)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """K/V of one layer as kernels take them."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    """[slots, K/V heads, at least `v_dim`]."""
+    dim: int
+    """Entries of a key in the first product with the query: all, or those of a latent that are its value."""
+    rest: int
+    """Further entries of a latent."""
+    v_dim: int
+
+    @classmethod
+    def of(cls, kv: Mapping[str, torch.Tensor], call: LayerCall) -> "Keys":
+        k = kv["k"]
+        if call.v_head_dim is None:
+            return cls(k, kv["v"], k.shape[2], 0, kv["v"].shape[2])
+        return cls(k, k, call.v_head_dim, k.shape[2] - call.v_head_dim, call.v_head_dim)
+
+    @property
+    def heads(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Of the widest tile."""
+        return padded(max(self.dim, self.v_dim))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What both kernels are compiled for."""
+        return {
+            "head_dim": self.dim,
+            "rest_dim": self.rest,
+            "v_head_dim": self.v_dim,
+            "block_d": padded(self.dim),
+            "block_r": padded(self.rest),
+            "block_v": padded(self.v_dim),
+        }
 
 
 def _extend(
     q: torch.Tensor,
-    kv: Mapping[str, torch.Tensor],
+    k: Keys,
     call: LayerCall,
     step: Step,
     blocks: torch.Tensor,
     tiles: Tiles,
     out: torch.Tensor,
 ) -> None:
-    k, v, heads = kv["k"], kv["v"], q.shape[1]
+    heads = q.shape[1]
     scale, cap = exponents(call)
     extend_kernel[(len(blocks) * heads,)](
-        q, k, v, out, _sinks(call, out), step.table, blocks, scale, cap, call.sliding_window or 0,
-        heads, heads // k.shape[1], step.table.stride(0), *q.stride(), *k.stride(), *v.stride(),
+        q, k.k, k.v, out, _sinks(call, out), step.table, blocks, scale, cap, call.sliding_window or 0,
+        heads, heads // k.heads, step.table.stride(0), *q.stride(), *k.k.stride(), *k.v.stride(),
         out.stride(0), out.stride(1), 0 if call.sinks is None else call.sinks.stride(0),
-        head_dim=q.shape[2], v_head_dim=v.shape[2], block_m=tiles.rows, block_n=tiles.keys,
-        block_d=padded(q.shape[2]), block_v=padded(v.shape[2]), windowed=call.sliding_window is not None,
+        **k.sizes, block_m=tiles.rows, block_n=tiles.keys, windowed=call.sliding_window is not None,
         capped=call.softcap is not None, sinking=call.sinks is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -100,7 +151,7 @@ def _extend(
 
 def _decode(
     q: torch.Tensor,
-    kv: Mapping[str, torch.Tensor],
+    k: Keys,
     call: LayerCall,
     step: Step,
     pieces: Pieces,
@@ -109,22 +160,20 @@ def _decode(
     out: torch.Tensor,
 ) -> None:
     """Attention of each piece, and then the sum of each row's pieces."""
-    k, v, heads = kv["k"], kv["v"], q.shape[1]
+    heads, count = q.shape[1], len(pieces.work)
     scale, cap = exponents(call)
-    count = len(pieces.work)
-    parts = step.workspace.take("triton parts", (count, heads, v.shape[2]), torch.float32)
+    parts = step.workspace.take("triton parts", (count, heads, k.v_dim), torch.float32)
     weights = step.workspace.take("triton weights", (count, heads), torch.float32)
     decode_kernel[(count * programs,)](
-        q, k, v, parts, weights, step.table, pieces.work, scale, cap, k.shape[1], heads // k.shape[1],
-        step.table.stride(0), *q.stride(), *k.stride(), *v.stride(),
-        head_dim=q.shape[2], v_head_dim=v.shape[2], block_h=tiles.rows, block_n=tiles.keys,
-        block_d=padded(q.shape[2]), block_v=padded(v.shape[2]), capped=call.softcap is not None,
+        q, k.k, k.v, parts, weights, step.table, pieces.work, scale, cap, k.heads, heads // k.heads,
+        step.table.stride(0), *q.stride(), *k.k.stride(), *k.v.stride(),
+        **k.sizes, block_h=tiles.rows, block_n=tiles.keys, capped=call.softcap is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     join_kernel[(len(pieces.rows) * triton.cdiv(heads, HEADS),)](
         parts, weights, out, _sinks(call, out), pieces.rows, heads, out.stride(0), out.stride(1),
-        0 if call.sinks is None else call.sinks.stride(0), v_head_dim=v.shape[2], block_h=HEADS,
-        block_v=padded(v.shape[2]), sinking=call.sinks is not None,
+        0 if call.sinks is None else call.sinks.stride(0), v_head_dim=k.v_dim, block_h=HEADS,
+        block_v=padded(k.v_dim), sinking=call.sinks is not None,
     )  # fmt: skip
 
 
@@ -146,20 +195,22 @@ def padded(dim: int) -> int:
     return max(16, int(triton.next_power_of_2(dim)))
 
 
-def extend_tiles(head_dim: int, v_head_dim: int, dtype: torch.dtype) -> Tiles:
+def extend_tiles(k: Keys, dtype: torch.dtype) -> Tiles:
     """Such that registers suffice, but for a few bytes, on sm_80, sm_90a and sm_100a; nothing is tuned at run time."""
-    width = padded(max(head_dim, v_head_dim))
     if dtype == torch.float32:
-        return Tiles(32, 32, 4, 1) if width <= 64 else Tiles(16, 32, 8, 1)
-    if width <= 64:
+        return Tiles(32, 32, 4, 1) if k.width <= 64 else Tiles(16, 32, 8, 1)
+    if k.width <= 64:
         return Tiles(128, 64, 8, 2)
-    return Tiles(64, 64 if width <= 128 else 32, 8, 2)
+    if k.width > MAX_HEAD_DIM:
+        return Tiles(32, 32, 8, 2)
+    return Tiles(64, 64 if k.width <= 128 else 32, 8, 2)
 
 
-def decode_tiles(head_dim: int, v_head_dim: int, dtype: torch.dtype, group: int) -> Tiles:
+def decode_tiles(k: Keys, dtype: torch.dtype, group: int) -> Tiles:
     """Query heads that share a K/V head are read together, up to 32 of them."""
-    width = padded(max(head_dim, v_head_dim))
     if dtype == torch.float32:
-        return Tiles(HEADS, 32, 4 if width <= 64 else 8, 1)
+        return Tiles(HEADS, 32, 4 if k.width <= 64 else 8, 1)
     heads = min(max(HEADS, triton.next_power_of_2(group)), 32)
-    return Tiles(heads, 64 if width <= 128 else 32, 4, 2)
+    if k.width > MAX_HEAD_DIM:
+        return Tiles(heads, 32, 8, 2)
+    return Tiles(heads, 64 if k.width <= 128 else 32, 4, 2)

@@ -4,10 +4,35 @@ Scores are exponents of two: `scale` and `cap` come multiplied by log2(e) (see `
 slot, whatever the page size, and nothing but visible positions is read. A loop adds keys to three running values of
 each query: `peak` is the largest score so far, `total` the sum of 2 ** (score - peak), `acc` that of the values,
 weighted so.
+
+Where keys are latents, `rest_dim` is not 0: the first `head_dim` entries of a key are its value too, and are read once
+for both; `rest_dim` further ones are not.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_queries(  # type: ignore[no-untyped-def]
+    q,
+    q_dim,
+    own,
+    head_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_r: tl.constexpr,
+):
+    """Of queries at the pointers `q`: what the first `head_dim` entries of keys are multiplied with, and the rest."""
+    dims = tl.arange(0, block_d)
+    query = tl.load(q[:, None] + dims[None, :] * q_dim, mask=own[:, None] & (dims < head_dim)[None, :], other=0.0)
+    q_rest = query
+    if rest_dim > 0:
+        rest = tl.arange(0, block_r)
+        q_rest = tl.load(
+            q[:, None] + (head_dim + rest)[None, :] * q_dim, mask=own[:, None] & (rest < rest_dim)[None, :], other=0.0
+        )
+    return query, q_rest
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -16,6 +41,7 @@ def _add_keys(  # type: ignore[no-untyped-def]
     total,
     acc,
     q,
+    q_rest,
     k,
     v,
     slots,
@@ -31,10 +57,12 @@ def _add_keys(  # type: ignore[no-untyped-def]
     v_slot,
     v_dim,
     head_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
-    block_n: tl.constexpr,
     block_d: tl.constexpr,
+    block_r: tl.constexpr,
     block_v: tl.constexpr,
+    block_n: tl.constexpr,
     masked: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
@@ -49,12 +77,27 @@ def _add_keys(  # type: ignore[no-untyped-def]
         keys = at + tl.arange(0, block_n)
         there = keys < end
         slot = tl.load(slots + keys, mask=there, other=0).to(tl.int64)
-        key = tl.load(
-            k + slot[None, :] * k_slot + dims[:, None] * k_dim,
-            mask=there[None, :] & (dims < head_dim)[:, None],
-            other=0.0,
-        )
-        score = tl.dot(q, key, input_precision="ieee") * scale
+        if rest_dim > 0:
+            value = tl.load(
+                v + slot[:, None] * v_slot + v_dims[None, :] * v_dim,
+                mask=there[:, None] & (v_dims < v_head_dim)[None, :],
+                other=0.0,
+            )
+            rest = tl.arange(0, block_r)
+            key = tl.load(
+                k + slot[None, :] * k_slot + (head_dim + rest)[:, None] * k_dim,
+                mask=there[None, :] & (rest < rest_dim)[:, None],
+                other=0.0,
+            )
+            score = tl.dot(q, tl.trans(value), tl.dot(q_rest, key, input_precision="ieee"), input_precision="ieee")
+        else:
+            key = tl.load(
+                k + slot[None, :] * k_slot + dims[:, None] * k_dim,
+                mask=there[None, :] & (dims < head_dim)[:, None],
+                other=0.0,
+            )
+            score = tl.dot(q, key, input_precision="ieee")
+        score *= scale
         if capped:
             score = cap * (1 - 2 / (tl.exp2(score) + 1))  # cap * tanh
         if masked:
@@ -66,15 +109,69 @@ def _add_keys(  # type: ignore[no-untyped-def]
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of a query that has seen no key yet
         weight = tl.exp2(score - base[:, None])
         keep = tl.exp2(peak - base)
-        value = tl.load(
-            v + slot[:, None] * v_slot + v_dims[None, :] * v_dim,
-            mask=there[:, None] & (v_dims < v_head_dim)[None, :],
-            other=0.0,
-        )
+        if rest_dim == 0:
+            value = tl.load(
+                v + slot[:, None] * v_slot + v_dims[None, :] * v_dim,
+                mask=there[:, None] & (v_dims < v_head_dim)[None, :],
+                other=0.0,
+            )
         total = total * keep + tl.sum(weight, 1)
         acc = tl.dot(weight.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
         peak = higher
     return peak, total, acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    peak,
+    total,
+    q,
+    q_rest,
+    k,
+    v,
+    slots,
+    queries,
+    start,
+    full,
+    seen,
+    end,
+    scale,
+    cap,
+    window,
+    k_slot,
+    k_dim,
+    v_slot,
+    v_dim,
+    head_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
+    v_head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_r: tl.constexpr,
+    block_v: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    windowed: tl.constexpr,
+    capped: tl.constexpr,
+):
+    """Add the keys from `start` to `end`. Every query sees those from `full` to `seen`: whole blocks need no mask."""
+    acc = tl.zeros([block_m, block_v], tl.float32)
+    if windowed:
+        peak, total, acc = _add_keys(
+            peak, total, acc, q, q_rest, k, v, slots, queries, start, full, end, scale, cap, window,
+            k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
+            block_d, block_r, block_v, block_n, True, True, capped,
+        )  # fmt: skip
+    edge = full + tl.maximum(seen - full, 0) // block_n * block_n
+    peak, total, acc = _add_keys(
+        peak, total, acc, q, q_rest, k, v, slots, queries, full, edge, end, scale, cap, window,
+        k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
+        block_d, block_r, block_v, block_n, False, windowed, capped,
+    )  # fmt: skip
+    return _add_keys(
+        peak, total, acc, q, q_rest, k, v, slots, queries, edge, end, end, scale, cap, window,
+        k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
+        block_d, block_r, block_v, block_n, True, windowed, capped,
+    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -105,11 +202,13 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     out_head,
     sink_head,
     head_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_r: tl.constexpr,
+    block_v: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    block_v: tl.constexpr,
     windowed: tl.constexpr,
     capped: tl.constexpr,
     sinking: tl.constexpr,
@@ -134,11 +233,8 @@ def extend_kernel(  # type: ignore[no-untyped-def]
     own = offsets < count
     tokens = token + offsets
     queries = first + offsets
-    dims = tl.arange(0, block_d)
-    query = tl.load(
-        q + head.to(tl.int64) * q_head + tokens[:, None] * q_token + dims[None, :] * q_dim,
-        mask=own[:, None] & (dims < head_dim)[None, :],
-        other=0.0,
+    query, q_rest = _load_queries(
+        q + head.to(tl.int64) * q_head + tokens * q_token, q_dim, own, head_dim, rest_dim, block_d, block_r
     )
     peak = tl.full([block_m], float("-inf"), tl.float32)
     total = tl.zeros([block_m], tl.float32)
@@ -146,27 +242,16 @@ def extend_kernel(  # type: ignore[no-untyped-def]
         sink = tl.load(sinks + head * sink_head).to(tl.float32) * 1.4426950408889634  # log2(e)
         peak = tl.zeros([block_m], tl.float32) + sink
         total += 1.0
-    acc = tl.zeros([block_m, block_v], tl.float32)
-
-    # Blocks of keys that every query of the block sees need no mask: those from `full` to `edge`.
     start = 0
     full = 0
     if windowed:
         start = tl.maximum(first - window + 1, 0)
         hidden = tl.maximum(end - window - start, 0)
         full = start + (hidden + block_n - 1) // block_n * block_n
-        peak, total, acc = _add_keys(
-            peak, total, acc, query, k, v, slots, queries, start, full, end, scale, cap, window,
-            k_slot, k_dim, v_slot, v_dim, head_dim, v_head_dim, block_n, block_d, block_v, True, True, capped,
-        )  # fmt: skip
-    edge = full + tl.maximum(first + 1 - full, 0) // block_n * block_n
-    peak, total, acc = _add_keys(
-        peak, total, acc, query, k, v, slots, queries, full, edge, end, scale, cap, window,
-        k_slot, k_dim, v_slot, v_dim, head_dim, v_head_dim, block_n, block_d, block_v, False, windowed, capped,
-    )  # fmt: skip
-    peak, total, acc = _add_keys(
-        peak, total, acc, query, k, v, slots, queries, edge, end, end, scale, cap, window,
-        k_slot, k_dim, v_slot, v_dim, head_dim, v_head_dim, block_n, block_d, block_v, True, windowed, capped,
+    peak, total, acc = _attend(
+        peak, total, query, q_rest, k, v, slots, queries, start, full, first + 1, end, scale, cap, window,
+        k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
+        block_d, block_r, block_v, block_m, block_n, windowed, capped,
     )  # fmt: skip
 
     v_dims = tl.arange(0, block_v)
@@ -201,11 +286,13 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     v_head,
     v_dim,
     head_dim: tl.constexpr,
+    rest_dim: tl.constexpr,
     v_head_dim: tl.constexpr,
+    block_d: tl.constexpr,
+    block_r: tl.constexpr,
+    block_v: tl.constexpr,
     block_h: tl.constexpr,
     block_n: tl.constexpr,
-    block_d: tl.constexpr,
-    block_v: tl.constexpr,
     capped: tl.constexpr,
 ):
     """Program: a block of the query heads of one K/V head, over one piece of the keys of a row with one query.
@@ -230,24 +317,16 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     within = block % blocks * block_h + tl.arange(0, block_h)
     own = within < group
     heads = (kv_head * group + within).to(tl.int64)
-    dims = tl.arange(0, block_d)
-    query = tl.load(
-        q + token * q_token + heads[:, None] * q_head + dims[None, :] * q_dim,
-        mask=own[:, None] & (dims < head_dim)[None, :],
-        other=0.0,
+    query, q_rest = _load_queries(
+        q + token * q_token + heads * q_head, q_dim, own, head_dim, rest_dim, block_d, block_r
     )
     queries = tl.zeros([block_h], tl.int32) + (end - 1)
     peak = tl.full([block_h], float("-inf"), tl.float32)
     total = tl.zeros([block_h], tl.float32)
-    acc = tl.zeros([block_h, block_v], tl.float32)
-    edge = start + (end - start) // block_n * block_n
-    peak, total, acc = _add_keys(
-        peak, total, acc, query, k, v, slots, queries, start, edge, end, scale, cap, 0,
-        k_slot, k_dim, v_slot, v_dim, head_dim, v_head_dim, block_n, block_d, block_v, False, False, capped,
-    )  # fmt: skip
-    peak, total, acc = _add_keys(
-        peak, total, acc, query, k, v, slots, queries, edge, end, end, scale, cap, 0,
-        k_slot, k_dim, v_slot, v_dim, head_dim, v_head_dim, block_n, block_d, block_v, True, False, capped,
+    peak, total, acc = _attend(
+        peak, total, query, q_rest, k, v, slots, queries, start, start, end, end, scale, cap, 0,
+        k_slot, k_dim, v_slot, v_dim, head_dim, rest_dim, v_head_dim,
+        block_d, block_r, block_v, block_h, block_n, False, capped,
     )  # fmt: skip
 
     v_dims = tl.arange(0, block_v)
