@@ -16,11 +16,13 @@ from rtk.plugin.testing.attention import Case, Scene
 from rtk_attention.triton import TritonOptions
 from rtk_attention.triton.backend import TritonAttention
 
-LONG = {  # checks that take more than a second
+LONG = {  # checks that take more than a second; the kernels read by slot, whatever the page size
     "equals the oracle: long decode",
     "equals the oracle: long chunk",
     "equals the oracle: window, long chunk",
     "equals the oracle: mla, long chunk",
+    "equals the oracle: mla, page 64",
+    "equals the oracle: mla, a told prefix, page 64",
 }
 ALL = {"window": 40, "softcap": 5.0, "sinks": True}
 ROWS = ((1, 300), (3, 150), (1, 1), (70, 70), (1, 130))
