@@ -159,14 +159,15 @@ def doctor(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]..."
     for found in findings:
         plugin, origin = found.entry.plugin, found.entry.origin
         counts = str(found.passed), str(found.skipped)
-        result = "FAILED" if found.problems else "ok"
+        result = "absent" if found.absent else "FAILED" if found.problems else "ok"
         table.add_row(plugin.kind, plugin.name, origin.distribution, origin.version, *counts, result)
     _print(table)
     for found in findings:
         for problem in found.problems:
-            typer.echo(printable(f"failed: {found.entry.label}: {problem}"))
+            word = "absent" if found.absent else "failed"
+            typer.echo(printable(f"{word}: {found.entry.label}: {problem}"))
     _print_failures(registry)
-    if any(found.problems for found in findings) or (registry.failures and not names):
+    if any(found.problems and (names or not found.absent) for found in findings) or (registry.failures and not names):
         raise typer.Exit(1)
 
 

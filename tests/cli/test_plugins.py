@@ -199,6 +199,28 @@ def test_the_doctor_says_what_fails_and_goes_on(monkeypatch: pytest.MonkeyPatch)
     assert failed[-1].startswith(f"{who.format(2)}: cannot be built: ModuleNotFoundError: ")
 
 
+class Wants(Unsteady):
+    def __init__(self, options: Options) -> None:
+        raise ModuleNotFoundError("swift is not installed; run: pip install swift")
+
+
+@pytest.mark.parametrize(("distribution", "result"), [("rtk-inference", "absent"), ("rtk-eviction-p", "FAILED")])
+def test_a_built_in_that_wants_an_optional_package_is_absent(
+    monkeypatch: pytest.MonkeyPatch, distribution: str, result: str
+) -> None:
+    plugin = Plugin(kind="eviction", name="p", summary="s", target=f"{__name__}:Wants")
+    found = Registry([Registered(plugin, Origin("e", distribution, "2.0"))])
+    monkeypatch.setattr("rtk.plugin.host.installed", lambda: found)
+    code, named = (CliRunner().invoke(app, ["plugins", "doctor", *names]).exit_code for names in ([], ["p"]))
+    _, line, told = CliRunner().invoke(app, ["plugins", "doctor"]).stdout.splitlines()
+    assert line.split()[-3:] == ["0", "0", result]
+    assert told == (
+        f"{result.lower()}: eviction plugin 'p' of {distribution} 2.0 (entry point 'e'): cannot be built: "
+        "ModuleNotFoundError: swift is not installed; run: pip install swift; install what it imports, or do without it"
+    )
+    assert (code, named) == (int(result == "FAILED"), 1)
+
+
 class Untidy(EvictionPolicy):
     def __init__(self, options: Options) -> None:
         print("hello")  # noqa: T201

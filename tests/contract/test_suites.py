@@ -2,10 +2,13 @@
 
 import pytest
 
+from rtk.errors import PluginError
 from rtk.plugin.host import installed
 from rtk.plugin.info import KINDS
 from rtk.plugin.testing import Check, NotApplicable, Subject, suite
 
+OPTIONAL = {"attention:flashinfer", "attention:flashmla", "attention:trtllm-mla"}
+"""Built-ins that need packages which `make test` does without: stand-ins keep them to the contract elsewhere."""
 INSTALLED = {f"{entry.plugin.kind}:{entry.plugin.name}": entry for entry in installed().all()}
 PAIRS = [
     pytest.param(entry, check, id=f"{name}-{check}")
@@ -20,6 +23,10 @@ def test_installed(entry, check: Check):
         check(Subject.of(entry))
     except NotApplicable as reason:
         pytest.skip(str(reason))
+    except PluginError as error:
+        if f"{entry.plugin.kind}:{entry.plugin.name}" in OPTIONAL and isinstance(error.__cause__, ImportError):
+            pytest.skip(str(error))
+        raise
 
 
 def test_the_built_ins_are_there():

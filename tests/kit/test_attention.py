@@ -240,6 +240,17 @@ class OwnsSlots(Plain):
         return slots[self.owner[slots] == row]
 
 
+class TakesRunsForPrefixes(Plain):
+    """Takes what a run tells of for the first tokens of its rows, wherever it starts."""
+
+    def slots(self, batch, row):
+        slots = super().slots(batch, row).clone()
+        for run in batch.shared:
+            if row in run.rows:
+                slots[: run.stop - run.start] = super().slots(batch, int(run.rows[0]))[run.start : run.stop]
+        return slots
+
+
 class CountsNonzero(Plain):
     """Takes the table for empty beyond the end of a row."""
 
@@ -294,6 +305,8 @@ FAULTY = [
     (KnowsOnePageSize, "equals the oracle: scaling of its own"),
     (OwnsSlots, "equals the oracle: a shared prefix, page 64"),
     (TakesTheEndForTheValue, "equals the oracle: mla, page 1"),
+    (TakesRunsForPrefixes, "equals the oracle: a told tree"),
+    (TakesRunsForPrefixes, "any told batch equals the oracle"),
     (CountsNonzero, "equals the oracle: page 1"),
     (ChangesTheBatch, "equals the oracle: page 1"),
     (ChangesTheSlots, "equals the oracle: page 1"),

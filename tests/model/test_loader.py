@@ -6,10 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import ROPE
 
 from rtk.errors import ConfigError, ModelError
 from rtk.model.bridge import IMPLEMENTATION
-from rtk.model.loader import ModelFacts, load_model, refuse_unservable
+from rtk.model.loader import ModelFacts, Outline, load_model, read_outline, refuse_unservable
 
 
 @pytest.fixture
@@ -201,8 +202,6 @@ def test_code_of_strangers_is_not_run(folder):
         ("qwen3_next", "it has linear_attention layers"),
         ("llama4", "it has chunked_attention layers"),
         ("mamba", "it has linear_attention layers"),
-        ("longrope", "rope type 'longrope'"),
-        ("dynamic", "rope type 'dynamic'"),
         ("t5", "it has an encoder"),
         ("vit", "transformers has no causal language model of that type"),
     ],
@@ -222,19 +221,39 @@ def test_a_kind_is_refused_before_its_weights_are_read(zoo, tmp_path):
 
 def test_a_state_beside_the_cache(zoo):
     config = zoo.config("qwen3_next")
-    config.layer_types = ["full_attention", "full_attention"]
+    config.layer_types = None
     with pytest.raises(ModelError, match="it keeps a recurrent state beside K/V"):
         refuse_unservable(config)
+    config.layer_types = ["full_attention", "full_attention"]
+    refuse_unservable(config)
 
 
-def test_a_rope_type_of_one_kind_of_layers(zoo):
-    config = zoo.config("llama")
-    config.rope_parameters = {
-        "full_attention": {"rope_type": "longrope"},
-        "sliding_attention": {"rope_type": "default"},
-    }
-    with pytest.raises(ModelError, match="rope type 'longrope'"):
-        refuse_unservable(config)
+def outline_of(folder) -> Outline:
+    return read_outline(folder, dtype="auto", device="cpu", trust_remote_code=False)
+
+
+def test_a_rope_that_depends_on_the_batch_is_served_as_far_as_it_does_not(zoo, caplog):
+    folder = zoo.folder("longrope")
+    assert load_model(folder).facts.context_length == 512
+    assert not caplog.messages
+    assert outline_of(folder).context_length == 512
+    assert caplog.messages == [
+        f"{folder}: served up to 512 of its 2048 tokens: one longer sequence changes rope type 'longrope' for all "
+        "others"
+    ]
+
+
+def test_a_rope_that_depends_on_the_batch_past_the_context_only(zoo, caplog):
+    assert outline_of(zoo.folder("dynamic")).context_length == 2048
+    assert not caplog.messages
+
+
+def test_a_rope_of_one_type_of_layers(folder, caplog):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+    ropes = {"sliding_attention": ROPE, "full_attention": ROPE | {"rope_type": "longrope", **factors}}
+    change(folder / "config.json", model_type="gemma3_text", rope_parameters=ropes)
+    assert outline_of(folder).context_length == 64
+    assert len(caplog.messages) == 1
 
 
 def test_an_attention_that_cannot_be_replaced(zoo):

@@ -1,6 +1,7 @@
 """What the probe learns about models, and which ones it refuses."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,9 +91,11 @@ def test_a_model_that_counts_positions_by_its_cache(zoo):
     assert reason in refusal(zoo.load("llama4 unchunked"))  # scales queries from position 15 on
 
 
-def test_a_model_that_looks_at_the_positions_of_the_whole_batch(zoo, monkeypatch):
-    monkeypatch.setattr("rtk.model.loader.refuse_unservable", lambda config: None)
-    assert "sequences in one batch change each other's logits" in refusal(zoo.load("longrope"))
+def test_a_model_that_looks_at_the_positions_of_the_whole_batch(zoo):
+    loaded = zoo.load("longrope")
+    probe(loaded)
+    further = replace(loaded, facts=replace(loaded.facts, context_length=513))
+    assert "sequences in one batch change each other's logits" in refusal(further)
 
 
 def test_a_layer_that_attends_twice(zoo, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from rtk.cache.pool import KVPool
 from rtk.model.loader import LoadedModel, load_model
-from rtk.model.probe import probe
+from rtk.model.probe import Probe, probe
 from rtk.model.runner import ModelRunner
 from rtk.plugin.host import installed
 
@@ -119,12 +119,19 @@ class Zoo:
 
 
 def make_runner(
-    loaded: LoadedModel, *, slots=2048, page_size=1, rows=8, context_length=2048, kinds=("mha", "mla")
+    loaded: LoadedModel,
+    needs: Probe | None = None,
+    *,
+    slots=2048,
+    page_size=1,
+    rows=8,
+    context_length=2048,
+    kinds=("mha", "mla"),
 ) -> ModelRunner:
-    """A runner on the reference backend whose pool is full of NaN."""
+    """A runner on the reference backend whose pool is full of NaN. `needs` are the model's, where it was probed."""
     entry = installed().get("attention", "torch")
     backend = entry.build(entry.plugin.options())
-    needs = probe(loaded, kinds)
+    needs = needs or probe(loaded, kinds)
     pool = KVPool(backend.layout(needs.shape, page_size, needs.dtype), slots, loaded.device)
     for layer in range(needs.shape.layers):
         for buffer in pool.layer(layer).values():

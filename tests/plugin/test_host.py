@@ -217,6 +217,10 @@ FACTS_RAISE = f"""{HEADER}class Fast(EvictionPolicy):
         ("import nine", f"cannot be built: ModuleNotFoundError: No module named 'nine'; {MISSING}"),
         ("raise SystemExit(3)", f"cannot be built: SystemExit: 3; {INSTEAD}"),
         ("def Fast(options): raise ValueError('no')", f"cannot be built: ValueError: no; {INSTEAD}"),
+        (
+            "from rtk.errors import PluginError\ndef Fast(options): raise PluginError('it cannot; set x = 1')",
+            "cannot be used: it cannot; set x = 1",
+        ),
         (FACTS_RAISE, f"cannot be built: SystemExit: no facts; {INSTEAD}"),
         ("def Fast(options): return 42", f"cannot be used: late:Fast made no EvictionPolicy; {INSTEAD}"),
     ],

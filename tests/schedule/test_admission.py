@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from rtk.cache.key import pack
+from rtk.cache.key import Namespace, pack
 from rtk.cache.slots import OutOfSlotsError
 from rtk.plugin.testing.harness import Harness, digest
 from rtk.schedule.admission import CommitError, commit
@@ -209,3 +209,77 @@ def test_a_double_release_ends_one_request_and_not_the_loop(caplog):
     while h.scheduler.busy:  # the books are known to be wrong: no checks from here on
         h._note(h.scheduler.step())
     assert h.finished["run1"].reason == "length"
+
+
+def together(h, **prompts):
+    """What each step computes for requests that arrive at once and generate one token."""
+    for rid, prompt in prompts.items():
+        new = NewRequest(rid=rid, tokens=pack(prompt), params=SamplingParams(temperature=0.0, max_new_tokens=1))
+        h.scheduler.receive([new])
+    h.run()
+    return [[(row.start, row.start + row.q_len) for row in plan.rows] for plan in h.executor.plans]
+
+
+STEM = list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("page", "shared", "steps"),
+    [
+        (1, 100, [[(0, 101)], [(100, 101), (100, 101)]]),
+        (1, 64, [[(0, 101)], [(64, 101), (64, 101)]]),
+        (1, 63, [[(0, 101), (0, 101), (0, 101)]]),
+        (16, 79, [[(0, 101)], [(64, 101), (64, 101)]]),
+        (16, 63, [[(0, 101), (0, 101), (0, 101)]]),
+    ],
+)
+def test_what_the_step_computes_is_not_computed_twice(page, shared, steps):
+    """Three prompts of 101 tokens begin with the same `shared` ones."""
+    h = Harness(pool_tokens=1024, page_size=page)
+    prompts = {name: [*STEM[:shared], *[1000 * (i + 1)] * (101 - shared)] for i, name in enumerate("abc")}
+    assert together(h, **prompts) == steps
+    assert h.stat("prefill_tokens") == sum(stop - start for step in steps for start, stop in step)
+
+
+def test_who_waits_for_what_the_step_computes_says_so():
+    h = Harness(pool_tokens=1024)
+    for rid in "ab":
+        new = NewRequest(rid=rid, tokens=pack([*STEM, ord(rid)]), params=SamplingParams(max_new_tokens=1))
+        h.scheduler.receive([new])
+    plan = plan_of(h)
+    told = [(a.rid, a.selected, a.verdict, a.reason) for a in plan.attempts]
+    assert told == [("a", 101, "CONTINUE", ""), ("b", 0, "OTHER", "prefix")]
+    assert (plan.refused.rid, plan.lack) == ("b", None)
+    assert plan.attempts[1].before == plan.attempts[1].after
+    h.run()
+    waits = {wait.cause for wait in h.scheduler._ledger.timeline("b", h.now).waits}
+    assert waits == {"prefix"}
+
+
+def test_others_are_not_waited_for():
+    """Other namespaces share nothing, a prompt that is scored may not hit, and there may be no cache."""
+    h = Harness(pool_tokens=1024)
+    h.add("a", [*STEM, 1], max_new_tokens=1)
+    h.add("b", [*STEM, 2], max_new_tokens=1, namespace=Namespace(salt="other"))
+    h.add("c", [*STEM, 3], max_new_tokens=1, prompt_logprobs=0)
+    assert [a.selected for a in plan_of(h).attempts] == [101, 101, 101]
+    h = Harness(pool_tokens=1024, cache_enabled=False)
+    h.add("a", [*STEM, 1], max_new_tokens=1)
+    h.add("b", [*STEM, 2], max_new_tokens=1)
+    assert [a.selected for a in plan_of(h).attempts] == [101, 101]
+
+
+def test_what_is_left_to_share_of_a_long_prompt_may_be_too_little_to_wait_for():
+    h = Harness(pool_tokens=4096, context_length=1024, chunk_tokens=80)
+    h.add("long", [*STEM, *[5] * 50], max_new_tokens=1)
+    h.add("short", [*STEM, *[6] * 10], max_new_tokens=1)
+    seen = []
+    for _ in range(3):
+        h.scheduler.settle()
+        seen.append([(a.rid, a.prefix, a.selected, a.reason) for a in plan_of(h).attempts])
+        h.step()
+    assert seen == [
+        [("long", 0, 80, ""), ("short", 0, 0, "cut")],
+        [("long", 80, 70, ""), ("short", 80, 10, "")],
+        [("short", 90, 20, "")],
+    ]

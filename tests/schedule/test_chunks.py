@@ -154,6 +154,38 @@ def test_however_many_decode_beside_a_prompt_gets_on_by_what_it_is_cut_at():
     assert [len(step) for step in h.steps] == [7, 7, 7]
 
 
+@pytest.mark.parametrize(
+    ("waiting", "pieces"),
+    [
+        (1, [8, 8, 8]),
+        (2, [8, 8, 8]),
+        (3, [12, 12, 12]),  # 8 * 3 / 2
+        (5, [20, 20, 10]),  # 8 * 5 / 2; then the first of them decodes too: 8 * 4 / 3
+        (9, [26, 26, 21]),  # 28 less the two that decode; then 8 * 8 / 3
+    ],
+)
+def test_beside_those_who_decode_pieces_are_short_unless_more_wait(waiting, pieces):
+    """Prompts of 40 tokens each; `pieces`: of the first three steps."""
+    h = Watched(pool_tokens=1024, max_running=16, chunk_tokens=28, mixed_chunk=True, mixed_tokens=8)
+    for i in range(2):
+        h.add(f"d{i}", [i], max_new_tokens=40)
+    h.step()
+    for i in range(waiting):
+        h.add(f"w{i}", [1000 * (i + 1)] * 40, max_new_tokens=40)
+    del h.steps[:]
+    for _ in range(3):
+        h.step()
+    assert [sum(stop - start for start, stop, _ in step if stop - start > 1) for step in h.steps] == pieces
+
+
+def test_where_nobody_decodes_or_steps_are_not_mixed_pieces_are_as_long_as_they_may_be():
+    for mixed, first, second in ((True, (0, 28), (28, 40)), (False, (0, 28), (28, 40))):
+        h = Watched(pool_tokens=512, chunk_tokens=28, mixed_chunk=mixed, mixed_tokens=8)
+        h.add("a", [7] * 40, max_new_tokens=2)
+        h.run()
+        assert [row[:2] for row in pieces(h)[:2]] == [first, second]
+
+
 def waiting(h, **lengths):
     """Requests of these prompt lengths, each with tokens of its own."""
     for i, (rid, length) in enumerate(lengths.items()):

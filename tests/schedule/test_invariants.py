@@ -18,6 +18,7 @@ def settings_of(rng):
         "chunk_tokens": rng.choice([None, 16, 16 + page, 64]),
         "max_prefill_tokens": rng.choice([24, 64, 4096]),
         "mixed_chunk": rng.random() < 0.5,
+        "mixed_tokens": rng.choice([None, 6, 30]),
         "conservativeness": rng.choice([0.05, 1.0]),
         "schedule": rng.choice(["fcfs", "lpm", "shortest-prefill-first"]),
         "max_running": rng.randint(2, 8),
@@ -46,6 +47,15 @@ def one_round(h):
         if plan.attempts:
             yield h, plan
     h.step()
+
+
+def most_beside(h, plan):
+    """The longest piece beside those who decode, where there is such a limit."""
+    decoding = len(h.scheduler._running.decoding()) if h.mixed_chunk else 0
+    if not decoding or h.mixed_tokens is None:
+        return None
+    waiting = h.stat("waiting") + (h.scheduler._running.chunked is not None)
+    return h.mixed_tokens * max(waiting, decoding) // decoding
 
 
 def parts(plan):
@@ -106,6 +116,7 @@ class TestEveryRound:
                 assert sum(pages) <= max(h.page_size, h.max_prefill_tokens - decoding) or len(pages) == 1
             else:
                 assert sum(pages) <= max(h.page_size, min(h.chunk_tokens, h.max_prefill_tokens) - decoding)
+                assert sum(pages) <= max(h.page_size, most_beside(h, plan) or h.chunk_tokens)
 
     def test_the_total_balance_counts_what_running_requests_will_need(self, seed):
         for h, plan in rounds(seed):
@@ -129,7 +140,8 @@ class TestEveryRound:
             charged = decoding if h.mixed_chunk else 0
             assert before.input_tokens == max(h.page_size, h.max_prefill_tokens - charged)
             if h.chunk_tokens is not None:
-                assert before.chunk_tokens == max(h.page_size, h.chunk_tokens - charged)
+                room = h.chunk_tokens - charged
+                assert before.chunk_tokens == max(h.page_size, min(room, most_beside(h, plan) or room))
             seen += charged > 0
         assert seen
 

@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -98,6 +99,12 @@ def preemptive():
     return entry.build(entry.plugin.options(preempt=True))
 
 
+@pytest.fixture(autouse=True)
+def _short_prefixes_count(monkeypatch):
+    """What these prompts share is worth waiting for."""
+    monkeypatch.setattr("rtk.schedule.admission.SHARED_LEAST", 8)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 4, 16]),
@@ -108,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache=st.booleans(),
         prefill=st.sampled_from([8, 64, 4096]),
         chunk=st.sampled_from([None, 1, 8, 30]),
+        beside=st.sampled_from([None, 1, 6, 20]),
         align=st.sampled_from([1, 1, 6]),
         overlap=st.booleans(),
         lazy=st.booleans(),
@@ -126,6 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache,
         prefill,
         chunk,
+        beside,
         align,
         overlap,
         lazy,
@@ -145,6 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_enabled=cache,
             max_prefill_tokens=max(prefill, page),
             chunk_tokens=chunk and max(chunk, page),
+            mixed_tokens=beside,
             align_tokens=align,
             overlap=overlap,
             lazy=lazy,
@@ -202,6 +212,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Short prompts with long answers: what makes a small pool run out of slots while they decode."""
         for i in range(count):
             self.send(0, 0, [i], new, i % 3)
+
+    @rule(count=st.integers(2, 4), stem=st.integers(0, 2), shared=st.integers(12, 24), new=st.integers(0, 8))
+    def family(self, count, stem, shared, new):
+        """Prompts that begin alike and come together: the first computes what they share."""
+        for i in range(count):
+            self.send(stem, shared, [i % 4, 3 - i % 4], new, 0)
 
     @rule(which=st.integers(0, 30), twice=st.booleans())
     def abort(self, which, twice):

@@ -21,6 +21,7 @@ from rtk.schedule.params import SamplingParams
 from rtk.schedule.ratio import BASE, DECAY_STEPS, NewTokenRatio
 from rtk.schedule.request import Request
 from rtk.schedule.retraction import retraction_order
+from rtk.serve.computing import mixes
 
 NUMBERS = json.loads((Path(__file__).parents[1] / "data/worked_examples.json").read_text())
 
@@ -251,6 +252,7 @@ def test_defaults():
     assert (config.cache.page_size, config.cache.disable) == (defaults["page_size"], defaults["disable_radix"])
     assert schedule.max_prefill_tokens == defaults["max_prefill_tokens"]
     assert (schedule.conservativeness, schedule.retraction) == (defaults["conservativeness"], defaults["retraction"])
-    assert (schedule.mixed_chunk, schedule.chunked_prefill_size) == (defaults["mixed_chunk"], None)
+    assert (schedule.mixed_chunk, schedule.chunked_prefill_size) == (None, None)
+    assert (mixes(config, "cuda"), mixes(config, "cpu")) == (defaults["mixed_chunk"], True)
     assert (defaults["clip_max_new_tokens"], defaults["new_token_ratio_base"]) == (CLIP_NEW_TOKENS, BASE)
     assert np.isclose(NewTokenRatio().initial, defaults["new_token_ratio_base"])

@@ -12,7 +12,7 @@ from rtk.model.inline_executor import InlineExecutor
 from rtk.model.thread_executor import ThreadExecutor
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
-from rtk.serve.computing import choose_backend, load
+from rtk.serve.computing import choose_backend, load, mixed_tokens, mixes
 from rtk.serve.runtime import Runtime, build_policies
 
 
@@ -97,6 +97,10 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
             r"schedule.chunked_prefill_size = 8: .* which hold 16 tokens; make it at least 16",
         ),
         (
+            {"cache__page_size": 16, "schedule__mixed_chunk_size": 8},
+            r"schedule.mixed_chunk_size = 8: .* which hold 16 tokens; make it at least 16",
+        ),
+        (
             {"cache__page_size": 16, "schedule__max_prefill_tokens": 8},
             r"schedule.max_prefill_tokens = 8: .* or set schedule.chunked_prefill_size = -1",
         ),
@@ -112,6 +116,7 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
         "huge tables",
         "two sizes",
         "small pieces",
+        "small pieces beside others",
         "small steps",
         "no GPU",
         "unknown device",
@@ -134,8 +139,34 @@ def test_a_shorter_context_than_the_models_own(zoo):
 
 
 @pytest.mark.parametrize(
-    ("page", "size", "expected"), [(1, None, 2048), (4096, None, 4096), (16, 64, 64), (16, -1, None)]
+    ("page", "size", "beside", "expected"),
+    [
+        (1, None, None, (1024, 128)),
+        (4096, None, None, (4096, 4096)),
+        (16, 64, None, (64, 64)),
+        (16, 64, 32, (64, 32)),
+        (1, None, 4096, (1024, 1024)),
+        (16, -1, None, (None, None)),
+        (16, -1, 32, (None, None)),
+    ],
 )
-def test_the_longest_piece_of_a_prompt(zoo, page, size, expected):
-    computing = build(zoo, cache__page_size=page, cache__pool_tokens=16384, schedule__chunked_prefill_size=size)
-    assert computing.limits.chunk_tokens == expected
+def test_the_longest_piece_of_a_prompt(zoo, page, size, beside, expected):
+    sizes = {"schedule__chunked_prefill_size": size, "schedule__mixed_chunk_size": beside}
+    computing = build(zoo, cache__page_size=page, cache__pool_tokens=16384, **sizes)
+    assert (computing.limits.chunk_tokens, computing.limits.mixed_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "expected"),
+    [
+        ("cpu", {}, (True, 128)),
+        ("cuda", {}, (False, None)),
+        ("cpu", {"schedule.mixed_chunk": False}, (False, 128)),
+        ("cuda", {"schedule.mixed_chunk": True, "schedule.mixed_chunk_size": 512}, (True, 512)),
+        ("cpu", {"schedule.truncation_align_size": 100}, (True, 128)),
+        ("cpu", {"schedule.truncation_align_size": 200}, (True, 200)),
+    ],
+)
+def test_steps_are_mixed_by_device_unless_it_is_said(device, keys, expected):
+    config = config_from(keys)
+    assert (mixes(config, device), mixed_tokens(config, device)) == expected

@@ -107,7 +107,9 @@ def test_a_whole_story():
         ("running", [("input", 2.0)], "It waited 2.000 s for the prompt tokens of a step "
          "(schedule.max_prefill_tokens)."),
         ("running", [("chunk", 2.0)], "It waited 2.000 s for the prompt tokens of a step "
-         "(schedule.chunked_prefill_size)."),
+         "(schedule.chunked_prefill_size, or schedule.mixed_chunk_size)."),
+        ("running", [("prefix", 2.0)], "It waited 2.000 s for a step that computed for another request what its prompt "
+         "begins with."),
         ("running", [("alignment", 2.0)], "It waited 2.000 s for a step with room for a whole piece."),
         ("running", [("decode", 2.0)], "It waited 2.000 s for steps that the schedule policy gave to those who "
          "decode."),
@@ -127,11 +129,13 @@ def test_waits(state, waits, sentence):
          "against 36.2 that are not reserved, of 44 free or evictable ones"),
         (refused("rows"), "no free request row"),
         (refused("cut"), "another request's prompt was cut already, and one is at a time"),
+        (refused("prefix"), "the step computes for another request what its prompt begins with, and the next one finds "
+         "it cached"),
         (refused("alignment"), "what was left of the step is less than the shortest piece"),
         (refused("input"), "40 tokens to compute, too many for what was left of the prompt tokens of a step "
          "(schedule.max_prefill_tokens)"),
         (refused("chunk"), "40 tokens to compute, too many for what was left of the prompt tokens of a step "
-         "(schedule.chunked_prefill_size)"),
+         "(schedule.chunked_prefill_size, or schedule.mixed_chunk_size)"),
     ],
 )  # fmt: skip
 def test_refusals(attempts, why):

@@ -166,8 +166,16 @@ class ScheduleConfig(PluginSection):
     truncation_align_size: int | None = Field(
         default=None, ge=1, le=MAX_TOKENS, description="prompts are cut at multiples of this too; null: of pages only"
     )
-    mixed_chunk: bool = Field(
-        default=False, description="let running requests decode in the steps that compute prompts"
+    mixed_chunk: bool | None = Field(
+        default=None,
+        description="let running requests decode in the steps that compute prompts; null: chosen by device",
+    )
+    mixed_chunk_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="longest piece of a prompt beside requests that decode, while no more wait than decode; "
+        "null: chosen by device",
     )
     conservativeness: float = Field(
         default=1.0,

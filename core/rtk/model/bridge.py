@@ -115,7 +115,7 @@ def _attention(
     out = current().attend(module, q, k, v, call, {"attention_mask": attention_mask, **extras})
     if latent is not None:
         out = latent.answer(out.transpose(0, 1)).transpose(0, 1)
-    return out[None], None
+    return out.contiguous()[None], None  # some models ask for a view of it that only a contiguous one has
 
 
 @torch.inference_mode()

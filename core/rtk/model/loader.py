@@ -19,10 +19,6 @@ log = logging.getLogger(__name__)
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """What a layer may be: all it keeps of a sequence is K/V by position."""
-BATCH_DEPENDENT_ROPE = {
-    "dynamic": "it picks its frequencies by the longest sequence of the whole batch",
-    "longrope": "it picks its frequencies by the longest sequence of the whole batch",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class ModelFacts:
     vocab_size: int
     """Width of the logits; may exceed what the tokenizer knows."""
     context_length: int | None
-    """Longest sequence the model was made for; None where config.json does not say."""
+    """Longest sequence that is computed as it is alone; None where config.json does not say."""
     bos_token: int | None
     end_tokens: tuple[int, ...]
     """Tokens that end a text, ascending."""
@@ -78,8 +74,16 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
     found = getattr(config, "dtype", None) if wanted == "auto" else wanted
     name = None if found is None else str(found).removeprefix("torch.")
     text = config.get_text_config(decoder=True)
+    length, own = _context_length(folder, text), getattr(text, "max_position_embeddings", None)
+    if own is not None and length != own:
+        log.warning(
+            "%s: served up to %d of its %d tokens: one longer sequence changes rope type 'longrope' for all others",
+            folder,
+            length,
+            own,
+        )
     mla = None if hasattr(text, "kv_lora_rank") else False
-    return Outline(config.model_type, _context_length(folder, text), name, mla=mla)
+    return Outline(config.model_type, length, name, mla=mla)
 
 
 @one_thread()
@@ -218,7 +222,7 @@ def refuse_unservable(config: Any) -> None:
     Judges by the configuration; what only shows when the model runs is for `rtk.model.probe`.
     """
     text = config.get_text_config(decoder=True)
-    for reason in (_no_decoder(config), _other_layers(text), _batch_dependent_rope(text), _stateful(config)):
+    for reason in (_no_decoder(config), _other_layers(text), _stateful(config, text)):
         if reason:
             raise ModelError(f"model type {config.model_type!r} cannot be served: {reason}")
 
@@ -240,21 +244,12 @@ def _other_layers(config: Any) -> str | None:
     return None
 
 
-def _batch_dependent_rope(config: Any) -> str | None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *rope.values()):
-        kind = parameters.get("rope_type") if isinstance(parameters, dict) else None
-        if kind in BATCH_DEPENDENT_ROPE:
-            return (
-                f"rope type {kind!r} is not the same for a request alone and in a batch: {BATCH_DEPENDENT_ROPE[kind]}"
-            )
-    return None
-
-
-def _stateful(config: Any) -> str | None:
+def _stateful(config: Any, text: Any) -> str | None:
+    """By its class, which may have layers with and without state; where it lists them, they were judged already."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False):
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if getattr(model, "_is_stateful", False) and not getattr(text, "layer_types", None):
         return "it keeps a recurrent state beside K/V"
     return None
 
@@ -263,7 +258,18 @@ def _context_length(folder: Path, config: Any) -> int | None:
     length: int | None = getattr(config, "max_position_embeddings", None)
     if length is not None and length < 1:
         raise ModelError(f"{folder}: max_position_embeddings = {length} in config.json: must be at least 1")
-    return length
+    return min((n for n in (length, *_rope_borders(config)) if n is not None), default=None)
+
+
+def _rope_borders(config: Any) -> Iterator[int]:
+    """Lengths past which one sequence changes the frequencies of a whole batch.
+
+    Those of type 'dynamic' change only past `max_position_embeddings`, where nothing is served.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
+            yield parameters["original_max_position_embeddings"]
 
 
 def _facts(folder: Path, model: Any, defaults: Mapping[str, Any]) -> ModelFacts:

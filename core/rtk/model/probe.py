@@ -17,7 +17,7 @@ from rtk.plugin import Capabilities, KVShape, LayerCall
 T = TypeVar("T")
 DRIFT = {"float64": 1e-3, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
 """Relative difference of logits above which two sequences influence each other; rounding stays well below."""
-HARMLESS = frozenset({"position_ids", "cache_position"})
+HARMLESS = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 """Tensors that models pass on to attention functions without wanting anything of them."""
 FAR = 2**20
 """Masks are looked at up to here where the model's files name no context length."""
@@ -120,7 +120,9 @@ def _check_calls(loaded: LoadedModel, calls: Sequence[Recorded]) -> None:
     counts = Counter(recorded.call.layer for recorded in calls)
     expected = range(max([*counts, config.num_hidden_layers - 1]) + 1)
     if dict(counts) != dict.fromkeys(expected, 1):
-        raise _Unservable(f"the attention function was called {len(calls)} times for {len(expected)} layers")
+        raise _Unservable(
+            f"the attention function was called {len(calls)} times for {len(expected)} layers, and not once for each"
+        )
     if len({recorded.shape for recorded in calls}) > 1:
         raise _Unservable("its layers differ in the shape of their K/V")
     for recorded in calls:

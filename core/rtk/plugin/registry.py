@@ -71,6 +71,8 @@ class Registered:
             target = getattr(importlib.import_module(self.module), self.plugin.target.partition(":")[2])
             built = target(options)
             problem = self._problem(built)
+        except PluginError as error:
+            raise PluginError(f"{self.label} cannot be used: {error}") from error
         except BaseException as error:
             if not contained(error):
                 raise

@@ -4,7 +4,8 @@
 only place that takes leases, slots and rows; if it fails half-way it gives back everything it took.
 
 A prompt that does not fit into the step is cut at a page border; its request, the *chunked* one, goes on in the next
-steps before anybody else is looked at. There is one at a time.
+steps before anybody else is looked at. There is one at a time. A candidate whose prompt begins as one of the step does
+is not computed along: the next step finds that part in the cache.
 
 Two accounts are in slots. The *total* balance is
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Literal, NamedTuple
 
+from rtk.cache.key import TOKEN_BYTES, Key
 from rtk.cache.lease import Lease
 from rtk.cache.node import LockLedger, Match
 from rtk.cache.pools import Pools
@@ -36,9 +38,13 @@ from rtk.schedule.request import Request, Status
 Verdict = Literal["CONTINUE", "NO_TOKEN", "OTHER"]
 """What a candidate is told, and whoever asks next: go on; no slots for it; any other reason, gone in the next step."""
 
-Reason = Literal["", "kv", "input", "chunk", "alignment", "cut", "rows"]
+Reason = Literal["", "kv", "input", "chunk", "alignment", "cut", "rows", "prefix"]
 """Which account refused a candidate: slots, a step's prompt tokens, those of a piece, less than a page of them left,
-nothing left but another request is cut already, request rows."""
+nothing left but another request is cut already, request rows; or that the step computes what its prompt begins with."""
+
+SHARED_LEAST = 64
+"""Tokens that a prompt must share with one of the step, beyond what it hits, for it to wait for the next step: to read
+the weights once more must cost less than to compute these twice."""
 
 
 class Balances(NamedTuple):
@@ -177,6 +183,8 @@ class _Accounts:
     """Whether some request is in the middle of its prompt."""
     untouched: bool = True
     """Whether nobody is in the batch yet."""
+    begun: list[tuple[Key, int]] = field(default_factory=list)
+    """The prompts of the batch, and up to where this step computes them."""
     lack: Lack | None = None
     ledger: LockLedger = field(default_factory=LockLedger)
     attempts: list[Attempt] = field(default_factory=list)
@@ -202,8 +210,23 @@ class _Accounts:
             return whole, ""
         return 0, "alignment" if room > 0 else "input" if self.input_tokens <= 0 else "chunk"
 
-    def spend(self, piece: int, answer: int, *, cut: bool) -> None:
-        """`piece` tokens are computed in this step, and `answer` tokens may follow."""
+    def computes(self, request: Request, cached: int) -> bool:
+        """Whether the step computes `SHARED_LEAST` tokens behind the `cached` ones for another prompt. O(batch)."""
+        stop = ceil_page(cached + SHARED_LEAST, self.page)
+        if stop > request.hit_limit:
+            return False
+        (namespace, tokens), begin, end = request.key, cached * TOKEN_BYTES, stop * TOKEN_BYTES
+        return any(
+            reached >= stop
+            and key.tokens[begin:end] == tokens[begin:end]
+            and key.namespace == namespace
+            and key.tokens.startswith(tokens[:begin])
+            for key, reached in self.begun
+        )
+
+    def spend(self, request: Request, start: int, piece: int, answer: int, *, cut: bool) -> None:
+        """`piece` tokens of a request are computed in this step, and `answer` tokens may follow."""
+        self.begun.append((request.key, start + piece))
         pages = ceil_page(piece, self.page)
         self.current -= pages
         self.total -= charge(piece, answer, self.page)
@@ -224,11 +247,13 @@ def plan_admission(
     chunked: Request | None = None,
     chunk_reserve: int = 0,
     decoding: Sequence[Request] = (),
+    waiting: int = 0,
 ) -> AdmissionPlan:
     """Go on with the chunked request, then take candidates in the given order until one does not fit.
 
     `ratio`: the new-token ratio. `chunk_reserve`: tokens that the chunked request leaves to others, as long as it gets
     a piece up to the next border. `decoding`: running requests that decode in the same step; they leave as much.
+    `waiting`: requests whose prompts are not computed, which weigh against those.
     Pure. O(prompt tokens looked at + running).
     """
     page, chunk, border = limits.page_size, limits.chunk_tokens, lcm(limits.page_size, limits.align_tokens)
@@ -236,7 +261,7 @@ def plan_admission(
         current=pools.allocator.free + pools.cache.evictable - next_slots(decoding, page),
         total=balance(pools, running, ratio),
         input_tokens=max(border, limits.max_prefill_tokens - len(decoding)),
-        chunk_tokens=None if chunk is None else max(border, chunk - len(decoding)),
+        chunk_tokens=None if chunk is None else max(border, _room_beside(chunk, limits, len(decoding), waiting)),
         rows=pools.table.free_rows,
         page=page,
         border=border,
@@ -256,6 +281,18 @@ def plan_admission(
     )
 
 
+def _room_beside(chunk: int, limits: Limits, decoding: int, waiting: int) -> int:
+    """Prompt tokens of a step in which so many decode along.
+
+    Each of these takes one. As long as no more wait than decode it is the pace of these that counts; then a step gets
+    longer in proportion.
+    """
+    room = chunk - decoding
+    if not decoding or limits.mixed_tokens is None:
+        return room
+    return min(room, limits.mixed_tokens * max(waiting, decoding) // decoding)
+
+
 def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Continuation | None:
     """The chunked request's next piece. Its row is taken; only the step, and slots for the piece, limit it."""
     start, page, before = request.launched_len, accounts.page, accounts.balances()
@@ -265,7 +302,7 @@ def _continue(request: Request, accounts: _Accounts, chunk_reserve: int) -> Cont
     piece, reason = accounts.piece(start, left, min(room, accounts.current))
     answer = reserve(request) if piece == left else 0
     if piece:
-        accounts.spend(piece, answer, cut=piece < left)
+        accounts.spend(request, start, piece, answer, cut=piece < left)
     _note(accounts, request, start, piece, charge(piece, answer, page), 0, before, reason if piece else "kv")
     if not piece:  # slots are lacking, and what there is of them is not for those behind it
         accounts.current -= min(ceil_page(left, page), room)
@@ -279,6 +316,8 @@ def _admit(request: Request, accounts: _Accounts, cache: PrefixCache) -> Admissi
     uncached, answer = request.fill_len - match.length, reserve(request)
     cost, locked = charge(uncached, answer, accounts.page), cache.lock_cost(match, accounts.ledger)
     piece, reason = accounts.piece(match.length, uncached)
+    if piece and cache.enabled and accounts.computes(request, match.length):
+        piece, reason = 0, "prefix"
     moved = accounts.ledger.moved
     lack = Lack(ceil_page(piece, accounts.page) - accounts.current + locked, cost - accounts.total + locked, moved)
     if not accounts.rows:
@@ -291,7 +330,7 @@ def _admit(request: Request, accounts: _Accounts, cache: PrefixCache) -> Admissi
         accounts.current -= locked
         accounts.total -= locked
         accounts.rows -= 1
-        accounts.spend(piece, answer if piece == uncached else 0, cut=piece < uncached)
+        accounts.spend(request, match.length, piece, answer if piece == uncached else 0, cut=piece < uncached)
     _note(accounts, request, match.length, piece, cost, locked, before, reason)
     return Admission(request, match, match.length + piece) if piece else None
 

@@ -143,6 +143,7 @@ class Batches:
             chunked=running.chunked,
             chunk_reserve=queue.chunk_reserve(ctx, running.chunked) if running.chunked else 0,
             decoding=running.decoding() if self._settings.mixed_chunk else (),
+            waiting=len(queue) + (running.chunked is not None),
         )
         self._planned(plan.attempts, held=self._queue.held)
         return plan

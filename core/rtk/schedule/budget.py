@@ -27,6 +27,8 @@ class Limits:
     """Uncached prompt tokens that one step may compute; a first request may exceed it where prompts are not cut."""
     chunk_tokens: int | None = None
     """Prompt tokens that one step computes where prompts are cut, at least a page; None: prompts are not cut."""
+    mixed_tokens: int | None = None
+    """The same beside requests that decode, while no more wait; None: as many as in other steps."""
     align_tokens: int = 1
     """Prompts are cut at multiples of this and of the page size."""
 

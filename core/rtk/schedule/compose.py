@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtk.cache.req_table import ReqTable
+from rtk.plugin.attention import SharedRun
 from rtk.schedule.batch import SAMPLED_LAST, Bias, Penalties, Row, SampleInputs, Scored, StepPlan, TableWrite
 from rtk.schedule.draws import uniform
 from rtk.schedule.params import SamplingParams
@@ -17,7 +18,13 @@ LEAST_PENALTY = np.finfo(np.float32).tiny
 """Of repetition, in float32: 0 would make NaN of a logit of 0."""
 
 
-def compose(step: int, batch: list[Request], table: ReqTable, writes: list[TableWrite]) -> StepPlan:
+def compose(
+    step: int,
+    batch: list[Request],
+    table: ReqTable,
+    writes: list[TableWrite],
+    shared: tuple[SharedRun, ...] = (),
+) -> StepPlan:
     """The step that computes every request's positions from `launched_len` to `planned_len`. O(T)."""
     rows = tuple(_row(request) for request in batch)
     return StepPlan(
@@ -27,6 +34,7 @@ def compose(step: int, batch: list[Request], table: ReqTable, writes: list[Table
         slots=np.concatenate([table.slots(row.req_row, row.start, row.start + row.q_len) for row in rows]),
         writes=tuple(writes),
         scored=tuple(_scored(batch, rows)),
+        shared=shared,
     )
 
 

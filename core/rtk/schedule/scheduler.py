@@ -48,6 +48,7 @@ from rtk.schedule.request import Request, Status
 from rtk.schedule.results import Results
 from rtk.schedule.running import Running
 from rtk.schedule.settings import Settings
+from rtk.schedule.sharing import Sharing
 from rtk.schedule.time_limits import TimeLimits
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Scheduler:
             counters=self.counters,
             clock=clock,
         )
+        self._sharing = Sharing()
         self._outbox: list[Outbound] = []
         self._left_waiting = 0  # by the last step
         self._refused: tuple[str, RequestError] | None = None  # the last one, whose further answers may be on their way
@@ -310,7 +312,7 @@ class Scheduler:
     def _launch(self, batch: list[Request]) -> Flight:
         self._steps += 1
         writes, self._running.writes = self._running.writes, []
-        plan = compose(self._steps, batch, self._pools.table, writes)
+        plan = compose(self._steps, batch, self._pools.table, writes, self._sharing.runs(batch))
         prefills = [
             Prefill(request, row.start, row.start + row.q_len)
             for request, row in zip(batch, plan.rows, strict=True)

@@ -8,19 +8,22 @@ from typing import Literal
 
 import msgspec
 
-Cause = Literal["step", "kv", "input", "chunk", "rows", "alignment", "cut", "decode", "hold", "compile", "leader"]
+Cause = Literal[
+    "step", "kv", "input", "chunk", "rows", "alignment", "cut", "prefix", "decode", "hold", "compile", "leader"
+]
 """Why a request waits, itself or the one that planning stopped at:
 
 - `step`: the step under way had to end first; nobody was refused
 - `kv`: no KV capacity; `rows`: no free request row; `input`, `chunk`: no tokens left in an account of the step
 - `alignment`: what is left of the step is less than a page; `cut`: another request's prompt is cut already
+- `prefix`: the step computes, for another request, what its prompt begins with
 - `decode`: the schedule policy wants the step for those who decode; `hold`: it holds the request back
 - `compile`: its grammar is being compiled, or waits for its turn; until then it is not in the queue
 - `leader`: the first of several answers to its prompt computes that; until then it is not in the queue either
 """
 
 
-Reason = Literal["", "kv", "input", "chunk", "alignment", "cut", "rows"]
+Reason = Literal["", "kv", "input", "chunk", "alignment", "cut", "rows", "prefix"]
 """What refused an attempt, of the causes; empty: nothing."""
 
 RetractedFor = Literal["memory", "preempted"]

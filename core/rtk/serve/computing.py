@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from rtk.model.loader import LoadedModel
     from rtk.plugin import AttentionBackend
 
-CHUNK_ON_CPU, CHUNK = 2048, 8192
+CHUNK_ON_CPU, CHUNK = 1024, 8192
 """Longest piece of a prompt where none is set, in tokens."""
+MIXED_CHUNK_ON_CPU = 128
+"""The same beside requests that decode; elsewhere it is not shorter than in other steps.
+
+`bench/chunk.py` shows what both cost and gain on a CPU.
+"""
 OVERLAP = frozenset[str]()
 """Devices on which steps overlap where nothing is set: those where `bench/overlap.py` shows that it pays.
 
@@ -41,6 +46,8 @@ class Computing:
     """One line: model, sizes, and how the pool's size came about."""
     overlap: bool = False
     """Whether a step is to be launched before the results of the one before are taken in."""
+    mixed: bool = False
+    """Whether running requests are to decode in the steps that compute prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,7 @@ def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Comp
         generation_config=loaded.facts.generation_config,
         summary=_summary(folder, loaded, name, limits, reason),
         overlap=overlap,
+        mixed=mixes(config, loaded.device.type),
     )
 
 
@@ -136,6 +144,7 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
         chunk_tokens=chunk_tokens(config, loaded.device.type),
+        mixed_tokens=mixed_tokens(config, loaded.device.type),
         align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
@@ -147,14 +156,33 @@ def overlaps(config: Config, device: str) -> bool:
     return device in OVERLAP if wanted is None else wanted
 
 
+def mixes(config: Config, device: str) -> bool:
+    """Whether running requests decode in the steps that compute prompts, on a device of this type."""
+    wanted = config.schedule.mixed_chunk
+    return device == "cpu" if wanted is None else wanted
+
+
+def mixed_tokens(config: Config, device: str) -> int | None:
+    """Longest piece of a prompt beside requests that decode; None: as in other steps. Never longer than there."""
+    piece, wanted = chunk_tokens(config, device), config.schedule.mixed_chunk_size
+    if piece is None or (wanted is None and device != "cpu"):
+        return None
+    return min(piece, wanted or max(_border(config), MIXED_CHUNK_ON_CPU))
+
+
+def _border(config: Config) -> int:
+    """Prompts are cut at multiples of this."""
+    return lcm(config.cache.page_size, config.schedule.truncation_align_size or 1)
+
+
 def chunk_tokens(config: Config, device: str) -> int | None:
     """Longest piece of a prompt; None where prompts are not cut. Pieces reach from border to border."""
-    schedule, page = config.schedule, config.cache.page_size
+    schedule, page, border = config.schedule, config.cache.page_size, _border(config)
     piece, align = schedule.chunked_prefill_size, schedule.truncation_align_size or 1
     if piece == -1:
         return None
-    border = lcm(page, align)
-    for name, tokens in (("chunked_prefill_size", piece), ("max_prefill_tokens", schedule.max_prefill_tokens)):
+    for name in ("chunked_prefill_size", "mixed_chunk_size", "max_prefill_tokens"):
+        tokens = getattr(schedule, name)
         if tokens is not None and tokens < border:
             aligned = f" and multiples of schedule.truncation_align_size = {align}" if align > 1 else ""
             raise ConfigError(

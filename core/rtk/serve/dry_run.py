@@ -8,7 +8,7 @@ from rtk.config.models import PLUGIN_SECTIONS, Config
 from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import ceil_page
-from rtk.serve.computing import choose_backend, chunk_tokens, context_length, overlaps
+from rtk.serve.computing import choose_backend, chunk_tokens, context_length, mixed_tokens, mixes, overlaps
 from rtk.serve.runtime import build_grammar_backends, build_policies, start_observers
 from rtk.serve.tls import tls_context
 
@@ -58,6 +58,9 @@ def _model(config: Config, registry: Registry) -> Iterator[str]:
     kind = torch.device(device).type
     piece = chunk_tokens(config, kind)
     cut = "prompts are not cut" if piece is None else f"prompts in pieces of {piece:,} tokens"
+    if mixes(config, kind):
+        beside = mixed_tokens(config, kind)
+        cut += ", decoding along" + ("" if beside is None else f" with pieces of {beside:,}")
     steps = "overlapping steps" if overlaps(config, kind) else "steps one after the other"
     yield f"sizes: up to {config.schedule.max_running} requests of {longest:,} tokens, {cut}, {steps}"
     yield _pool(config, kind, longest)

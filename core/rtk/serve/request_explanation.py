@@ -15,9 +15,10 @@ _FOR: dict[Cause, str] = {
     "kv": "KV capacity",
     "rows": "a request row (schedule.max_running)",
     "input": "the prompt tokens of a step (schedule.max_prefill_tokens)",
-    "chunk": "the prompt tokens of a step (schedule.chunked_prefill_size)",
+    "chunk": "the prompt tokens of a step (schedule.chunked_prefill_size, or schedule.mixed_chunk_size)",
     "alignment": "a step with room for a whole piece",
     "cut": "another request whose prompt was cut",
+    "prefix": "a step that computed for another request what its prompt begins with",
     "decode": "steps that the schedule policy gave to those who decode",
     "hold": "the schedule policy, which held it back",
     "compile": "its grammar to be compiled",
@@ -89,6 +90,8 @@ def _refused(attempt: AttemptRecord) -> str:
             return "no free request row"
         case "cut":
             return "another request's prompt was cut already, and one is at a time"
+        case "prefix":
+            return "the step computes for another request what its prompt begins with, and the next one finds it cached"
         case "alignment":
             return "what was left of the step is less than the shortest piece"
         case "input" | "chunk":

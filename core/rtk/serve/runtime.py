@@ -283,7 +283,7 @@ def _scheduler(
         computing.limits,
         settings=Settings(
             conservativeness=config.schedule.conservativeness,
-            mixed_chunk=config.schedule.mixed_chunk,
+            mixed_chunk=computing.mixed,
             retraction=config.schedule.retraction,
             overlap=computing.overlap,
             jump_forward=config.grammar.jump_forward,

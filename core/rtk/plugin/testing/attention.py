@@ -35,6 +35,9 @@ MLA = KVShape(layers=1, kv_heads=1, head_dim=576, v_head_dim=512, q_heads=16, ml
 MIXED = ((1, 1), (1, 40), (7, 7), (5, 23), (1, 3), (1, 39), (30, 75), (1, 64))
 """Rows as (q_len, kv_len): decoding, cold prefill and later chunks, in no order."""
 
+Told = tuple[tuple[tuple[int, ...], int, int], ...]
+"""Runs as (rows, start, stop)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -58,7 +61,7 @@ class Case:
     """True: the second page of a row lies elsewhere, though its ends look as if the slots followed one another."""
     shared: int = 0
     """Tokens, in whole pages, that every row begins with, in the same slots: one cached prefix."""
-    told: tuple[tuple[tuple[int, ...], int, int], ...] = ()
+    told: Told = ()
     """What of it the backend is told: these rows share these positions (`BatchView.shared`)."""
     dtype: str | None = None
     """None: the most precise type that the backend declares."""
@@ -123,6 +126,21 @@ CASES = (
         shared=96,
         told=(((0, 1, 2, 3), 0, 96),),
         window=40,
+    ),
+    Case(
+        name="told with gaps, and sinks",
+        rows=((1, 120), (1, 130), (6, 140), (1, 110)),
+        shared=96,
+        told=(((0, 1, 2, 3), 0, 32), ((0, 2), 48, 96), ((1, 3), 64, 80)),
+        sinks=True,
+        page_size=16,
+    ),
+    Case(
+        name="told and long, slots in order",
+        rows=((1, 700), (1, 1400), (300, 950), (1, 690), (2, 660)),
+        shared=640,
+        told=(((0, 1, 2, 3, 4), 0, 300), ((1, 2, 4), 300, 640)),
+        scattered=False,
     ),
     *(Case(name=f"in {dtype}", dtype=dtype) for dtype in DTYPE_BYTES),
     *(
@@ -526,6 +544,23 @@ def any_batch_equals_the_oracle(backend: AttentionBackend) -> None:
     search()
 
 
+def any_told_batch_equals_the_oracle(backend: AttentionBackend) -> None:
+    """Hypothesis looks for rows that share a prefix, and for what of it is told, where the answers are wrong."""
+    from hypothesis import given
+
+    from rtk.plugin.testing.strategies import few, told_batches
+
+    @few(25)
+    @given(told_batches())
+    def search(found: tuple[tuple[tuple[int, int], ...], int, Told, bool]) -> None:
+        rows, shared, told, scattered = found
+        page = _pages(backend)[shared % len(_pages(backend))]
+        case = Case(name=f"{rows} {told}", rows=rows, shared=shared, told=told, scattered=scattered, page_size=page)
+        _oracle_check(case)(backend)
+
+    search()
+
+
 def _check(name: str, run: Callable[[AttentionBackend], None], *, quick: bool = True) -> Check:
     return Check(name, lambda subject: run(subject()), quick, " ".join((run.__doc__ or "").split()))
 
@@ -542,5 +577,6 @@ CHECKS: tuple[Check, ...] = (
     _check("serves every layer by one plan", check_layers),
     *(_check(f"equals the oracle: {case.name}", _oracle_check(case)) for case in CASES),
     _check("any batch equals the oracle", any_batch_equals_the_oracle, quick=False),
+    _check("any told batch equals the oracle", any_told_batch_equals_the_oracle, quick=False),
 )
 """The whole contract."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rtk.errors import PluginError, one_line
 from rtk.plugin.foreign import TooLateError, contained, in_time
-from rtk.plugin.registry import Registered
+from rtk.plugin.registry import OURS, Registered
 from rtk.plugin.testing import Check, NotApplicable, Subject, suite
 from rtk.plugin.testing.check import elsewhere
 
@@ -26,6 +26,8 @@ class Finding:
     """Checks that do not concern it, or not on this machine."""
     problems: tuple[str, ...]
     """Each check that failed, and how, in one line; or why the plugin cannot be built."""
+    absent: bool = False
+    """Whether it is one of rtk's own that was not built since an optional package is not installed."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class _Notes:
     passed: int = 0
     skipped: int = 0
     problems: list[str] = field(default_factory=list)
+    absent: bool = False
 
 
 def examine(entry: Registered) -> Finding:
@@ -53,7 +56,7 @@ def examine(entry: Registered) -> Finding:
     except TooLateError:
         late = f"{notes.doing}: has not ended within the {LIMIT_S:g} s that a plugin may take"
         return Finding(entry, notes.passed, notes.skipped, (*notes.problems, late))
-    return Finding(entry, notes.passed, notes.skipped, tuple(notes.problems))
+    return Finding(entry, notes.passed, notes.skipped, tuple(notes.problems), notes.absent)
 
 
 def _look(entry: Registered, checks: Sequence[Check], notes: _Notes) -> None:
@@ -62,6 +65,7 @@ def _look(entry: Registered, checks: Sequence[Check], notes: _Notes) -> None:
         subject()
     except PluginError as error:
         notes.problems.append(str(error).removeprefix(entry.label).lstrip())
+        notes.absent = entry.origin.distribution == OURS and isinstance(error.__cause__, ModuleNotFoundError)
         return
     for check in checks:
         notes.doing = check.name

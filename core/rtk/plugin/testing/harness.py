@@ -54,6 +54,7 @@ class Harness:
     max_running: int = 8
     max_prefill_tokens: int = 16384
     chunk_tokens: int | None = None
+    mixed_tokens: int | None = None
     align_tokens: int = 1
     eviction: EvictionPolicy | str = "lru"
     schedule: SchedulePolicy | str = "fcfs"
@@ -93,6 +94,7 @@ class Harness:
             max_running=self.max_running,
             max_prefill_tokens=self.max_prefill_tokens,
             chunk_tokens=self.chunk_tokens,
+            mixed_tokens=self.mixed_tokens,
             align_tokens=self.align_tokens,
         )
         self.executor = ScriptedExecutor(

@@ -89,6 +89,7 @@ class ScriptedExecutor:
         """Write the step's tokens, and ask the script about each sample."""
         for write in plan.writes:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = write.slots
+        self._demand(self._shares_what_is_told(plan), f"step {plan.step} tells of slots that its rows do not share")
         for row, stretch in _stretches(plan):
             tokens = plan.tokens[stretch]
             tokens = np.where(tokens == SAMPLED_LAST, self._sampled_last[row.req_row], tokens)
@@ -100,6 +101,20 @@ class ScriptedExecutor:
             for history in [self.history(row)]
             for behind in reversed(range(row.samples))
         ]
+
+    def _shares_what_is_told(self, plan: StepPlan) -> bool:
+        """Whether each run is one by `SharedRun`, and none of a row's runs overlap."""
+        covered = {i: np.zeros(row.start, np.bool_) for i, row in enumerate(plan.rows)}
+        for run in plan.shared:
+            rows = run.rows.tolist()
+            slots = self._table[[plan.rows[i].req_row for i in rows], run.start : run.stop]
+            if len(rows) < 2 or rows != sorted(set(rows)) or not run.start < run.stop or (slots != slots[0]).any():
+                return False
+            for own in (covered[i] for i in rows):
+                if run.stop > len(own) or own[run.start : run.stop].any():
+                    return False
+                own[run.start : run.stop] = True
+        return True
 
     def scores(self, plan: StepPlan) -> tuple[tuple[TokenLogprobs, ...], ...]:
         """Ask the script about what the plan scores of its prompts. The step's tokens are written."""

@@ -103,6 +103,23 @@ def batches(draw: st.DrawFn) -> tuple[Rows, bool, int]:
 
 
 @st.composite
+def told_batches(draw: st.DrawFn) -> tuple[Rows, int, tuple[tuple[tuple[int, ...], int, int], ...], bool]:
+    """Rows as (q_len, kv_len), tokens that all begin with, runs of these that are told, whether slots are scattered."""
+    shared = 64 * draw(st.integers(1, 2))  # whole pages, whatever the page size
+    new = st.one_of(st.just(1), st.integers(1, 30))
+    rows = draw(st.lists(st.tuples(new, st.integers(0, 40)), min_size=2, max_size=6))
+    told: list[tuple[tuple[int, ...], int, int]] = []
+    free = np.ones((len(rows), shared), np.bool_)
+    for _ in range(draw(st.integers(1, 4))):
+        some = sorted(draw(st.sets(st.integers(0, len(rows) - 1), min_size=2)))
+        start, stop = sorted(draw(st.lists(st.integers(0, shared), min_size=2, max_size=2, unique=True)))
+        if free[some, start:stop].all():
+            free[some, start:stop] = False
+            told.append((tuple(some), start, stop))
+    return tuple((q_len, shared + own + q_len) for q_len, own in rows), shared, tuple(told), draw(st.booleans())
+
+
+@st.composite
 def step_reports(draw: st.DrawFn) -> StepReport:
     """A step, as any engine might report it."""
     numbers = {name: draw(SIZES) for name in StepReport._fields if StepReport.__annotations__[name] is int}

@@ -11,5 +11,11 @@ def rtk_plugins() -> list[Plugin]:
             name="torch",
             summary="plain torch on any device; the reference, and the fast one on a CPU",
             target="rtk_attention.torch.backend:TorchAttention",
-        )
+        ),
+        Plugin(
+            kind="attention",
+            name="torch-plain",
+            summary="plain torch that gathers what each row sees: slower, to compare with",
+            target="rtk_attention.torch.backend:PlainTorchAttention",
+        ),
     ]

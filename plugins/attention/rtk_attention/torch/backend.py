@@ -4,13 +4,17 @@ Nothing is read but the slots of visible positions; padding repeats a row's own 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from rtk.plugin import BatchView, Capabilities, LayerCall, Options, Workspace
 from rtk_attention.pool import PlainPool
+from rtk_attention.torch.parts import KERNEL, Parts
 from rtk_attention.torch.plan import Piece, StepIndex
+
+Plan = tuple[StepIndex, Workspace, Parts | None]
 
 
 class TorchAttention(PlainPool):
@@ -26,14 +30,15 @@ class TorchAttention(PlainPool):
     def __init__(self, options: Options) -> None:
         """It has no options of its own."""
 
-    def plan(self, batch: BatchView, workspace: Workspace) -> tuple[StepIndex, Workspace]:
-        return StepIndex(batch), workspace
+    def plan(self, batch: BatchView, workspace: Workspace) -> Plan:
+        parts = Parts(batch, workspace) if KERNEL is not None and batch.req_to_token.device.type == "cpu" else None
+        return StepIndex(batch), workspace, parts
 
-    def forward(
-        self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: tuple[StepIndex, Workspace]
-    ) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Plan) -> torch.Tensor:
         """O(kv_len) memory traffic for each row, and for each block of queries of a longer row."""
-        index, workspace = plan
+        index, workspace, parts = plan
+        if parts is not None and parts.suit(kv, call):
+            return parts.attend(q, kv, call)
         pieces = index.pieces(call.sliding_window, q.dtype)
         if len(pieces) == 1:
             return _attend(q, kv, call, pieces[0], workspace)
@@ -41,6 +46,15 @@ class TorchAttention(PlainPool):
         for piece in pieces:
             out[piece.queries] = _attend(q[piece.queries], kv, call, piece, workspace)
         return out
+
+
+class PlainTorchAttention(TorchAttention):
+    """Without the kernel and the parts: what the other one is compared with."""
+
+    capabilities = replace(TorchAttention.capabilities, preference=-1)
+
+    def plan(self, batch: BatchView, workspace: Workspace) -> Plan:
+        return StepIndex(batch), workspace, None
 
 
 def _attend(
