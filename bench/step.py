@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from rtk.cache.pool import KVPool
 from rtk.model.fused import fuse_layers
 from rtk.model.inline_executor import InlineExecutor
+from rtk.model.linear import pack_linears
 from rtk.model.loader import LoadedModel, load_model
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
@@ -47,6 +48,7 @@ class Steps:
         backend = entry.build(entry.plugin.options())
         needs = probe(loaded)
         fuse_layers(loaded)
+        pack_linears(loaded)
         length = context + 512
         pool = KVPool(backend.layout(needs.shape, 1, needs.dtype), most * length, loaded.device)
         runner = ModelRunner(loaded, backend, pool, rows=most, context_length=length)

@@ -78,6 +78,7 @@ def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Comp
     from rtk.cache.pool import KVPool
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
+    from rtk.model.linear import pack_linears
     from rtk.model.loader import load_model, read_outline
     from rtk.model.probe import check_backend, probe
     from rtk.model.runner import ModelRunner
@@ -91,8 +92,9 @@ def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Comp
     needs = probe(loaded)
     check_backend(name, backend.capabilities, needs, loaded.device, page_size)
     layout = backend.layout(needs.shape, page_size, needs.dtype)
-    limits, reason = _limits(config, loaded, layout.bytes_per_slot)
     fuse_layers(loaded)
+    pack_linears(loaded)
+    limits, reason = _limits(config, loaded, layout.bytes_per_slot)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
