@@ -73,9 +73,9 @@ class Span:
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> Answer:
         """Query heads that read one K/V head are further rows of one product."""
         n, kv_heads, group, dim = q.shape
-        q = q.permute(1, 0, 2, 3).reshape(1, kv_heads, n * group, dim)
+        q = q.permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)  # a view of what lies head by head
         out, lse = KERNEL(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scaling)
-        return out.view(kv_heads, n, group, dim).transpose(0, 1), lse.view(kv_heads, n, group).transpose(0, 1)
+        return out.view(kv_heads, group, n, dim).permute(2, 0, 1, 3), lse.view(kv_heads, group, n).permute(2, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,6 @@ class Parts:
         self._table: NDArray[np.int32] = batch.req_to_token.numpy()
         self._bases: list[Part] | None = None
         self._further: list[Part] = []
-        self._picks = False  # whether a part has queries here and there
 
     def suit(self, kv: Mapping[str, torch.Tensor], call: LayerCall) -> bool:
         """Whether the kernel can compute this layer."""
@@ -113,8 +112,7 @@ class Parts:
         """One layer, see `AttentionBackend.forward`."""
         if self._bases is None:
             self._bases = list(self._plan(q.dtype))
-            self._picks = any(isinstance(part.queries, torch.Tensor) for part in (*self._bases, *self._further))
-        q = q.contiguous() if self._picks or q.stride(-1) != 1 else q
+        q = q if q.stride(-1) == 1 else q.contiguous()
         q = q.view(len(q), kv["k"].shape[1], -1, q.shape[2])
         out, sums = self._base(q, kv, call)
         for part in self._further:
@@ -256,12 +254,16 @@ def _join(out: torch.Tensor, sums: torch.Tensor, queries: Slots, more: torch.Ten
     """Weight what some queries have seen so far, and what they see in one more part, by the sums of both."""
     seen = _pick(sums, queries)
     weight = torch.sigmoid(more_sums - seen)[..., None].to(out.dtype)
-    _put(out, queries, torch.lerp(_pick(out, queries), more, weight))
+    if isinstance(queries, slice):
+        out[queries].lerp_(more, weight)
+    else:
+        out.index_copy_(0, queries, _pick(out, queries).lerp_(more, weight))
     _put(sums, queries, torch.logaddexp(seen, more_sums))
 
 
 def _pick(whole: torch.Tensor, queries: Slots) -> torch.Tensor:
-    return whole[queries] if isinstance(queries, slice) else whole.index_select(0, queries)
+    """Of what lies in another order, all is copied first: selecting from it costs more."""
+    return whole[queries] if isinstance(queries, slice) else whole.contiguous().index_select(0, queries)
 
 
 def _put(whole: torch.Tensor, queries: Slots, values: torch.Tensor) -> None:
