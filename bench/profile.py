@@ -175,7 +175,7 @@ def cpu_s(server: Server) -> dict[str, float]:
 
 def served(folder: Path, threads: int) -> Iterator[dict[str, Any]]:
     """What a token costs each process, in microseconds, by the number of streams."""
-    flags = ["--model", f"{folder}", "--served-name", "demo", "--threads", f"{threads}", "--dtype", "float32"]
+    flags = ["--model", f"{folder}", "--served-name", "demo", "--threads", f"{threads}", "--pool-tokens", "46603"]
     with Server(*flags, env={"OMP_NUM_THREADS": f"{threads}"}) as server:
         for streams in STREAMS:
             load(server, folder, streams, 8)
