@@ -24,6 +24,7 @@ golden: $(VENV)/.test  ## make the golden ids of the real model anew, with trans
 
 docs: $(VENV)/.test  ## make the generated parts of the docs anew
 	$(BIN)/python docs/make_keys.py
+	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/plugins/generate.py
 
 $(BIN)/python:

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from rtk.errors import ConfigError, RtkError
 from rtk.observe import logs
+from rtk_cli.attention import attention
 from rtk_cli.cache import app as cache_app
 from rtk_cli.chat import chat
 from rtk_cli.config import app as config_app
@@ -66,6 +67,7 @@ app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(explain)
+app.command()(attention)
 app.command()(top)
 app.command()(version)
 app.add_typer(plugins_app, name="plugins")

@@ -1,7 +1,6 @@
 """`rtk plugins`: what is installed, from where, what could not be loaded; whether it works; and how to begin one."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rtk.errors import printable
+from rtk_cli.tables import print_table, table_of
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rtk.config.keys import Key
     from rtk.plugin.registry import Registered, Registry
 
@@ -57,25 +55,12 @@ def _origin(entry: Any) -> dict[str, str]:
 
 
 def _print_table(registry: "Registry") -> None:
-    table = _table("kind", "name", "distribution", "version", "what it does")
+    table = table_of("kind", "name", "distribution", "version", "what it does")
     for entry in registry.all():
         plugin, origin = entry.plugin, entry.origin
         table.add_row(plugin.kind, plugin.name, origin.distribution, origin.version, plugin.summary)
-    _print(table)
+    print_table(table)
     _print_failures(registry)
-
-
-def _table(*columns: str) -> "Table":
-    from rich.table import Table
-
-    return Table(*columns, box=None, pad_edge=False)
-
-
-def _print(table: "Table") -> None:
-    from rich.console import Console
-
-    # a pipe has no width to fit: one plugin, one line
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 1000).print(table)
 
 
 def _print_failures(registry: "Registry") -> None:
@@ -155,13 +140,13 @@ def doctor(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]..."
     registry = installed()
     with _silent():  # what the guard says of a fault is in the finding
         findings = [examine(entry) for entry in (map(registry.find, names) if names else registry.all())]
-    table = _table("kind", "name", "distribution", "version", "passed", "skipped", "result")
+    table = table_of("kind", "name", "distribution", "version", "passed", "skipped", "result")
     for found in findings:
         plugin, origin = found.entry.plugin, found.entry.origin
         counts = str(found.passed), str(found.skipped)
         result = "absent" if found.absent else "FAILED" if found.problems else "ok"
         table.add_row(plugin.kind, plugin.name, origin.distribution, origin.version, *counts, result)
-    _print(table)
+    print_table(table)
     for found in findings:
         for problem in found.problems:
             word = "absent" if found.absent else "failed"

@@ -6,10 +6,9 @@ What a kernel loads and then hides is multiplied by zero: NaN in a slot that is 
 
 import inspect
 import math
-import sys
-from functools import reduce
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from types import ModuleType
 
 import torch
@@ -23,13 +22,8 @@ TILE = 64
 def by_release():
     """Signatures by release and name: the recorded ones, and those of an installed FlashInfer."""
     found = {release: signatures(release) for release in RELEASES}
-    if "flashinfer" not in sys.modules and find_spec("flashinfer"):
-        import flashinfer
-        import flashinfer.mla
-
-        found["installed"] = {
-            name: inspect.signature(reduce(getattr, name.split(".")[1:], flashinfer)) for name in found[RELEASES[0]]
-        }
+    if find_spec("flashinfer"):
+        found["installed"] = {name: inspect.signature(resolve_name(name)) for name in found[RELEASES[0]]}
     return found
 
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import resolve_name
 
 import fake_flashinfer
 import latent_fakes
@@ -16,11 +17,15 @@ import torch
 from latent_fakes import StandIn, registry
 from signatures import signatures
 
+from rtk.cache.pool import KVPool
 from rtk.errors import PluginError
+from rtk.model.probe import probe
+from rtk.model.runner import ModelRunner
 from rtk.plugin import KVShape, SharedRun, Workspace
 from rtk.plugin.host import installed
 from rtk.plugin.testing import NotApplicable, suite
 from rtk.plugin.testing.attention import MLA, Case, Scene
+from rtk.schedule.batch import Row, StepPlan
 from rtk_attention import latent
 from rtk_attention.flashinfer.backend import FlashInferAttention
 from rtk_attention.flashmla.backend import FlashMLA
@@ -237,6 +242,42 @@ def test_flashinfer_computes_the_other_rows(release, fake, monkeypatch):
     assert fake.calls == [(3, 1), (2, 3)]
 
 
+def steps(loaded, backend):
+    """Logits of two requests that a model computes in three steps: a prompt, one beside a token, and a token each."""
+    needs = probe(loaded, backend.capabilities.kinds)
+    pool = KVPool(backend.layout(needs.shape, 64, needs.dtype), 8 * 64, loaded.device)
+    for layer in range(needs.shape.layers):
+        pool.layer(layer)["k"].fill_(torch.nan)
+    runner = ModelRunner(loaded, backend, pool, rows=4, context_length=256)
+    a, b = (np.random.default_rng(0).integers(1, 99, n).astype(np.int32) for n in (72, 12))
+    a_slots, b_slots = np.r_[5 * 64 : 6 * 64, 2 * 64 : 2 * 64 + 8], np.r_[7 * 64 : 7 * 64 + 12]
+    for parts in (
+        [(2, 0, a[:70], a_slots[:70])],
+        [(2, 70, a[70:71], a_slots[70:71]), (1, 0, b[:11], b_slots[:11])],
+        [(1, 11, b[11:], b_slots[11:]), (2, 71, a[71:], a_slots[71:])],
+    ):
+        rows = tuple(Row(row, start, len(tokens), len(tokens)) for row, start, tokens, _ in parts)
+        tokens, slots = (np.concatenate([part[i] for part in parts]).astype(np.int32) for i in (2, 3))
+        yield runner.compute(StepPlan(0, rows, tokens, slots)).logits
+
+
+@pytest.mark.parametrize("release", ["sgl-flash-mla-1.0.0", "flashinfer-python-0.7.4"], indirect=True)
+def test_a_model_answers_as_by_the_reference(backend, fake, zoo, monkeypatch):
+    import tiny_models  # where `zoo` found it
+
+    tiny = {"q_lora_rank": None, "first_k_dense_replace": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    monkeypatch.setitem(tiny_models.KINDS, "of 576", ("deepseek_v3", tiny_models.LATENT | tiny))
+    loaded = zoo.load("of 576", dtype="bfloat16")
+    entry = installed().get("attention", "torch")
+    wanted = list(steps(loaded, entry.build(entry.plugin.options())))
+    got = list(steps(loaded, backend))
+    assert [len(logits) for logits in got] == [70, 12, 2]
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-2, rtol=0)
+        assert theirs.std() > 0.1
+    assert fake.calls == [(1, 1), (1, 1), (2, 1), (2, 1)]
+
+
 @pytest.mark.usefixtures("fake")
 def test_triton_keeps_latents_alike(monkeypatch):
     pytest.importorskip("triton")
@@ -308,8 +349,7 @@ def test_signatures_are_those_of_what_is_installed(release):
         if version(distribution) != released:
             pytest.skip(f"{distribution} {version(distribution)} is installed")
         for name, recorded in signatures(release).items():
-            module, _, last = name.rpartition(".")
-            theirs = inspect.signature(getattr(importlib.import_module(module), last)).parameters
+            theirs = inspect.signature(resolve_name(name)).parameters
             assert {n: (p.kind, p.default) for n, p in theirs.items()} == {
                 n: (p.kind, p.default) for n, p in recorded.parameters.items()
             }

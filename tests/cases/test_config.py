@@ -89,7 +89,7 @@ def test_g15_yaml_turns_nothing_into_another_type(text: str):
     code, (line,) = show(file=f"\ncache:\n  page_size: {text}\n")
     assert code == 1
     shown = "1000.0" if text == "1e3" else repr(text)
-    assert line == f"error: c.yaml:3: cache.page_size = {shown}: must be an integer from 1 to 2147483647"
+    assert line == f"error: c.yaml:3: cache.page_size = {shown}: must be an integer from 1 to 2147483647, or null"
     code, (line,) = show(file=f"\n{text}: 5\n")
     assert code == 1
     key = text.partition(":")[0] + "…" if ":" in text else text  # what follows may be a secret's
@@ -132,7 +132,7 @@ def test_g13_a_backend_does_not_change_the_page_size_and_is_refused_before_anyth
     monkeypatch.setattr("rtk.model.store.resolve_model", lambda *_, **__: pytest.fail("a model was looked for"))
     chosen = ("--attention", "pages64", "--device", "cpu", "--page-size", str(tokens))
     assert f"cache.page_size = {tokens}  # flag --page-size" in show(*chosen)[1]
-    problem = f"attention backend 'pages64' cannot serve cache.page_size = {tokens} (it takes 64); see 'rtk plugins'"
+    problem = f"attention backend 'pages64' cannot serve cache.page_size = {tokens} (it takes 64); choose torch"
     with pytest.raises(ConfigError) as caught:
         start(config_from({"attention.backend": "pages64", "model.device": "cpu", "cache.page_size": tokens}))
     assert str(caught.value) == problem
@@ -141,19 +141,30 @@ def test_g13_a_backend_does_not_change_the_page_size_and_is_refused_before_anyth
     assert pages64 == []
 
 
-def test_g13_the_page_size_is_one_value_everywhere(zoo, pages64: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens", [64, None])
+def test_g13_the_page_size_is_one_value_everywhere(
+    zoo, pages64: list[object], monkeypatch: pytest.MonkeyPatch, tokens: int | None
+) -> None:
     from rtk.serve.launch import _server
     from rtk.serve.runtime import start
 
-    monkeypatch.setattr("rtk.serve.runtime.Tokenizer.load", lambda folder: byte_level())
-    chosen = {"attention.backend": "pages64", "model.device": "cpu", "cache.page_size": 64, "cache.pool_tokens": 256}
-    assert "cache.page_size = 64  # flag --page-size" in show("--attention", "pages64", "--page-size", "64")[1]
-    runtime = start(config_from({**chosen, "model.path": str(zoo.folder("llama"))}))
+    model = zoo.folder("llama")
+    for place in ("rtk.serve.runtime", "rtk.serve.tokenizer"):
+        monkeypatch.setattr(f"{place}.Tokenizer.load", lambda folder: byte_level())
+    given = {} if tokens is None else {"cache.page_size": tokens}
+    chosen = {"attention.backend": "pages64", "model.device": "cpu", "model.path": str(model)} | given
+    sets = [text for key, value in chosen.items() for text in ("--set", f"{key}={value}")]
+    assert f"cache.page_size = {tokens or 'null'}  # " in "".join(show(*sets)[1])
+    dry = CliRunner().invoke(app, ["serve", "--dry-run", "--pool-tokens", "200", *sets])
+    assert "KV pool: 256 tokens in pages of 64\n" in dry.stdout
+    runtime = start(config_from({**chosen, "cache.pool_tokens": 200}))
     try:
         server = _server(runtime, SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1)))  # type: ignore[arg-type]
         info = asyncio.run(ask(server.config.app, "/server_info"))
-        assert info["config"]["cache"]["page_size"] == 64
-        assert runtime._thread._scheduler._limits.page_size == 64
+        assert info["config"]["cache"]["page_size"] == tokens
+        assert (info["model"]["attention"], info["model"]["page_size"], info["stats"]["pool"]) == ("pages64", 64, 256)
+        scheduler = runtime._thread._scheduler
+        assert (scheduler._limits.page_size, scheduler._limits.pool_tokens) == (64, 256)
         assert pages64 == [64]
     finally:
         runtime.close()

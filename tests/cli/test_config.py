@@ -40,7 +40,7 @@ def test_json_is_the_tree() -> None:
     assert tree["eviction"] == {"policy": "slru", "slru": {"protect_after_hits": 2}} | {
         name: tree["eviction"][name] for name in tree["eviction"] if name not in ("policy", "slru")
     }
-    assert tree["cache"]["page_size"] == 1
+    assert (tree["cache"]["page_size"], tree["attention"]["backend"]) == (None, "auto")
 
 
 def test_a_secret_is_masked_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,8 +267,9 @@ def test_the_schema_takes_what_rtk_takes() -> None:
         ({"cahce": {}}, ": additionalProperties"),
         ({"eviction": {"slru": {"protect": 2}}}, "eviction.slru: additionalProperties"),
         ({"eviction": {"policy": "lur"}}, "eviction.policy: enum"),
-        ({"cache": {"page_size": "16"}}, "cache.page_size: type"),
-        ({"cache": {"page_size": 0}}, "cache.page_size: minimum"),
+        ({"cache": {"page_size": "16"}}, "cache.page_size: anyOf"),
+        ({"schedule": {"max_running": "16"}}, "schedule.max_running: type"),
+        ({"schedule": {"max_running": 0}}, "schedule.max_running: minimum"),
         ({"cache": {"pool_tokens": "nil"}}, "cache.pool_tokens: anyOf"),
         ({"cache": 5}, "cache: type"),
         ({"plugins": {"strict": "yes"}}, "plugins.strict: type"),
@@ -347,7 +348,7 @@ def test_diff_names_values_and_sources() -> None:
 
 
 def test_files_that_mean_the_same_do_not_differ() -> None:
-    one, two = write("[cache]\npage_size = 1\n", "a.toml"), write("", "b.yaml")
+    one, two = write("[schedule]\nmax_running = 64\n", "a.toml"), write("", "b.yaml")
     assert rtk("config", "diff", one, two) == (0, [], [])
     code, out, err = rtk("config", "diff", one, write("x = 1", "c.toml"))
     assert (code, out, err) == (1, [], ["error: c.toml:1: unknown key 'x'; see 'rtk config show'"])
@@ -381,7 +382,8 @@ def test_a_locked_start_is_the_start_that_was_locked(served: list[Any]) -> None:
     for absent in ("serve.admin_api_key", "serve.locked", "model.cache_dir", "schedule.lpm.fallback_above"):
         assert absent not in lock["values"]
     own = {key.path for key in KeyTable(Config) if not key.is_secret} - {"serve.locked", "model.cache_dir"}
-    assert lock["values"].keys() == {*own, "eviction.slru.protect_after_hits"}
+    auto = {key.path for key in KeyTable(config_model(installed())) if key.path.startswith("attention.")}
+    assert lock["values"].keys() == {*own, *auto, "eviction.slru.protect_after_hits"}
 
     assert rtk("serve", "--config", file, "--port", "5") == (0, [], [])
     assert [config.serve.port for config in served] == [5]
@@ -396,7 +398,7 @@ def test_anything_else_is_refused(served: list[Any], monkeypatch: pytest.MonkeyP
     code, out, err = rtk("serve", "--locked", "--config", "rtk.toml", "--page-size", "4", "--eviction", "lru")
     assert (code, out, served) == (1, [], [])
     assert err == [
-        f"error: rtk.lock.toml:{line['cache.page_size']}: cache.page_size = 1 is locked, not 4 (flag --page-size)",
+        f'error: rtk.lock.toml:{line["cache.page_size"]}: cache.page_size = "null" is locked, not 4 (flag --page-size)',
         f'error: rtk.lock.toml:{line["eviction.policy"]}: eviction.policy = "slru" is locked, '
         'not "lru" (flag --eviction)',
         f'error: rtk.lock.toml:{line["schedule.retraction"]}: schedule.retraction = "length" is locked, '
@@ -454,7 +456,11 @@ SECRET = ":{}: serve.admin_api_key is locked, and a lock holds no secrets; take 
     ("old", "new", "problem"),
     [
         ('"serve.port" = 8000', '"serve.port" = 8000.0', ":{}: serve.port = 8000.0 is locked, not 8000 (default)"),
-        ('"cache.page_size" = 1', '"cache.page_size" = true', ":{}: cache.page_size = true is locked, not 1 (default)"),
+        (
+            '"schedule.max_running" = 64',
+            '"schedule.max_running" = true',
+            ":{}: schedule.max_running = true is locked, not 64 (default)",
+        ),
         ('"serve.port" = 8000', "serve.port = 8000", ":{}: serve is locked, and no key here"),
         (
             '"serve.port" = 8000',
@@ -560,6 +566,8 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         code, out, err = rtk("serve", "--dry-run", "--device", "cpu", *args)
     assert (code, err) == (0, [])
     version = installed().get("eviction", "slru").origin
+    assert "; not triton: device cpu (it runs on cuda)" in out[5]
+    out[5] = out[5].partition(";")[0]
     assert out == [
         f"model: {model}: llama, float32 on cpu",
         "sizes: up to 64 requests of 2,048 tokens, prompts in pieces of 1,024 tokens, decoding along "
@@ -567,7 +575,7 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         "KV pool: up to 131,074 tokens in pages of 1, from 0.5 of what is free beside the weights",
         f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
         f"schedule: fcfs of {version.distribution} {version.version}",
-        f"attention: torch of {version.distribution} {version.version}",
+        f"attention: torch of {version.distribution} {version.version}, pages of 1 token, by auto",
         *(f"grammar: {name} of {version.distribution} {version.version}" for name in GRAMMARS),
         "address: http://127.0.0.1:0 (any free port)",
         f"model.path = {model}  # flag --model",
@@ -627,12 +635,15 @@ def test_a_dry_run_fetches_nothing(folder: Path) -> None:
     ("args", "problem"),
     [
         (("--model", "no-such-model"), "unknown model 'no-such-model'"),
-        (("--context-length", "9999"), "model.context_length = 9999: the model was made for at most 2048 tokens"),
+        (("--context-length", "9999"), "model.context_length = 9999: the model can be served up to 2048 tokens"),
         (("--page-size", "16385"), "schedule.max_prefill_tokens = 16384: prompts are cut at borders of pages, "),
         (("--device", "nothing"), "model.device = 'nothing': not usable here: "),
         (("--eviction", "broken"), "eviction plugin 'broken' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
         (("--observe", '["blind"]'), "observer plugin 'blind' of rtk-broken 0.3 (entry point 'e') cannot be built: "),
-        (("--attention", "narrow"), "attention backend 'narrow' cannot serve cache.page_size = 1 (it takes 64); "),
+        (
+            ("--attention", "narrow", "--page-size", "16"),
+            "attention backend 'narrow' cannot serve cache.page_size = 16 (it takes 64); choose torch",
+        ),
     ],
 )
 def test_a_dry_run_fails_where_the_start_would(
@@ -647,7 +658,7 @@ def test_a_dry_run_fails_where_the_start_would(
         monkeypatch.setattr(f"{place}.installed", lambda: registry)
     monkeypatch.setitem(sys.modules, Narrow.__module__, sys.modules[__name__])
     monkeypatch.setattr("rtk.serve.tokenizer.Tokenizer.load", lambda folder: None)
-    given = {"--model": str(zoo.folder("llama")), "--device": "cpu"} | dict([args])
+    given = {"--model": str(zoo.folder("llama")), "--device": "cpu"} | dict(zip(args[::2], args[1::2], strict=True))
     code, out, (error,) = rtk("serve", "--dry-run", *(text for pair in given.items() for text in pair))
     assert (code, out) == (1, [])
     assert error.startswith(f"error: {problem}")

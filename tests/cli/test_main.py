@@ -222,7 +222,7 @@ def test_a_command_keeps_its_own_parameters() -> None:
 def test_a_bad_value_is_an_expected_failure(command: list[str]) -> None:
     code, _, err = run(*command, "--page-size", "0")
     assert code == 1
-    assert err == "error: cache.page_size = '0' (flag --page-size): must be an integer from 1 to 2147483647\n"
+    assert err == "error: cache.page_size = '0' (flag --page-size): must be an integer from 1 to 2147483647, or null\n"
 
 
 def test_serve_hands_over_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

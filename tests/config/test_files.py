@@ -151,7 +151,7 @@ def test_every_problem_is_told_at_once_with_file_and_line(write: Write) -> None:
     assert sorted(problems(file)) == [
         "rtk.toml:1: unknown key 'scheduling_polcy'; did you mean schedule.policy?",
         "rtk.toml:3: unknown key 'cache.page_sise'; did you mean cache.page_size?",
-        "rtk.toml:4: cache.page_size = 0: must be an integer from 1 to 2147483647",
+        "rtk.toml:4: cache.page_size = 0: must be an integer from 1 to 2147483647, or null",
         "rtk.toml:5: unknown key 'schedul'; did you mean schedule?",
         "rtk.toml:8: serve.port = 70000: must be an integer from 0 to 65535",
     ]
@@ -160,11 +160,11 @@ def test_every_problem_is_told_at_once_with_file_and_line(write: Write) -> None:
 @pytest.mark.parametrize(
     ("line", "allowed"),
     [
-        ("cache: {page_size: 1e3}", "cache.page_size = 1000.0: must be an integer from 1 to 2147483647"),
-        ("cache: {page_size: '16'}", "cache.page_size = '16': must be an integer from 1 to 2147483647"),
-        ("cache: {page_size: true}", "cache.page_size = true: must be an integer from 1 to 2147483647"),
-        ("cache: {page_size: [16]}", "cache.page_size = [16]: must be an integer from 1 to 2147483647"),
-        ("cache: {page_size: null}", "cache.page_size = null: must be an integer from 1 to 2147483647"),
+        ("cache: {page_size: 1e3}", "cache.page_size = 1000.0: must be an integer from 1 to 2147483647, or null"),
+        ("cache: {page_size: '16'}", "cache.page_size = '16': must be an integer from 1 to 2147483647, or null"),
+        ("cache: {page_size: true}", "cache.page_size = true: must be an integer from 1 to 2147483647, or null"),
+        ("cache: {page_size: [16]}", "cache.page_size = [16]: must be an integer from 1 to 2147483647, or null"),
+        ("schedule: {max_running: null}", "schedule.max_running = null: must be an integer from 1 to 2147483647"),
         ("cache: {disable: yes}", "cache.disable = 'yes': must be true or false"),
         ("observe: {plugins: x}", "observe.plugins = 'x': must be a list"),
         ("plugins: {require: [x]}", 'plugins.require = ["x"]: must be a mapping'),
@@ -299,7 +299,7 @@ def test_text_that_nothing_can_hold_is_refused_beside_the_rest(write: Write) -> 
         f"a.yaml:1: model.cache_dir = '\\ud800': {UNFIT}",
         f"a.yaml:1: model.path = 'a\\x00': {UNFIT}",
         f'a.yaml:3: plugins.require = {{"\\ud800": ""}}: {UNFIT}',
-        "a.yaml:2: cache.page_size = '16': must be an integer from 1 to 2147483647",
+        "a.yaml:2: cache.page_size = '16': must be an integer from 1 to 2147483647, or null",
     ]
 
 
@@ -391,7 +391,7 @@ def test_a_secret_that_became_part_of_a_key_is_not_shown(write: Write, text: str
 def test_options_that_a_plugin_cannot_check_are_told_with_the_plugin(write: Write) -> None:
     file = write("[eviction.fast-lru]\nlow = 1\ntoken = 's3cret-2'\n[cache]\npage_size = 0\n")
     assert problems(file, registry=with_knobs()) == [
-        "rtk.toml:5: cache.page_size = 0: must be an integer from 1 to 2147483647",
+        "rtk.toml:5: cache.page_size = 0: must be an integer from 1 to 2147483647, or null",
         "rtk.toml:2: eviction.fast_lru: eviction plugin 'fast-lru' of rtk-extra 2.0 (entry point 'e') fails at these: "
         "KeyError; change them, or tell its authors, or do without it (rtk.toml:2, rtk.toml:3)",
     ]

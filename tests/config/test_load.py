@@ -303,7 +303,7 @@ def test_every_problem_is_listed_in_one_line() -> None:
         "nonsense.key=1",
     )
     for part in (
-        "cache.page_size = '0' (flag --page-size): must be an integer from 1 to 2147483647",
+        "cache.page_size = '0' (flag --page-size): must be an integer from 1 to 2147483647, or null",
         f"eviction.policy = 'lur' (flag --eviction): unknown eviction plugin 'lur'; installed: {EVICTION}; ",
         "serve.port = '70000' (variable RTK_SERVE__PORT): must be an integer from 0 to 65535",
         "unknown variable RTK_FOO",
@@ -385,7 +385,7 @@ def test_options_whose_validation_fails_are_refused(tmp_path: Path, low: int, er
     )
     set_low = f"eviction.fast_lru.low={low}"
     assert refusal({}, {}, set_low, "cache.page_size=0", registry=registry) == (
-        "cache.page_size = '0' (--set cache.page_size): must be an integer from 1 to 2147483647; "
+        "cache.page_size = '0' (--set cache.page_size): must be an integer from 1 to 2147483647, or null; "
         f"eviction.fast_lru: {why} (--set eviction.fast_lru.low)"
     )
     file = tmp_path / "a.toml"
@@ -442,7 +442,7 @@ def test_a_configuration_can_be_built_again_from_what_it_holds() -> None:
 def test_python_values_are_refused_like_others() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from({"cache": {"page_size": 0}, "model": "tiny", "colour": {}})
-    assert "cache.page_size = 0 (argument cache.page_size): must be an integer from 1 to 2147483647" in str(
+    assert "cache.page_size = 0 (argument cache.page_size): must be an integer from 1 to 2147483647, or null" in str(
         caught.value
     )
     assert "configuration: unknown key 'model'; it is a section with the keys model.path" in str(caught.value)

@@ -35,14 +35,14 @@ def rope(kind: str, **values: Any) -> dict[str, Any]:
 class Served(NamedTuple):
     config: dict[str, Any]
     asks: str = ""
-    """Features that it asks of an attention backend, in order."""
+    """What it asks of an attention backend: features, and `latents` where they take the place of K/V of every head."""
 
 
 SERVED = {
     "afmoe": Served(WINDOW | EXPERTS | {"num_dense_layers": 1}, "sliding_window"),
     "apertus": Served(BASE),
     "arcee": Served(BASE),
-    "axk1": Served(ROUTED | LATENT),
+    "axk1": Served(ROUTED | LATENT, "latents"),
     "biogpt": Served(BASE),
     "bitnet": Served(BASE),
     "codegen": Served(GPTJ | {"n_ctx": 512}),
@@ -56,8 +56,8 @@ SERVED = {
         | {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8}}
         | {"ffn_config": {"ffn_hidden_size": 16, "hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
     ),
-    "deepseek_v2": Served(ROUTED | LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
-    "deepseek_v3": Served(ROUTED | LATENT),
+    "deepseek_v2": Served(ROUTED | LATENT | {"q_lora_rank": None, "topk_method": "greedy"}, "latents"),
+    "deepseek_v3": Served(ROUTED | LATENT, "latents"),
     "dots1": Served(WINDOW | ROUTED | {"n_shared_experts": 1}, "sliding_window"),
     "ernie4_5": Served(BASE | {"use_bias": True}),
     "ernie4_5_moe": Served(BASE | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}),
@@ -80,7 +80,7 @@ SERVED = {
     "glm": Served(HEADS | {"attention_bias": True}),
     "glm4": Served(HEADS),
     "glm4_moe": Served(ROUTED | {"use_qk_norm": True}),
-    "glm4_moe_lite": Served(ROUTED | LATENT),
+    "glm4_moe_lite": Served(ROUTED | LATENT, "latents"),
     "gpt2": Served(GPT2),
     "gpt_bigcode, one K/V head": Served(GPT2),
     "gpt_neox": Served(BASE | {"rotary_pct": 0.5}),
@@ -110,9 +110,10 @@ SERVED = {
     "longcat_flash": Served(
         ROUTED
         | LATENT
-        | {"num_layers": 2, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 16, "moe_topk": 2, "zero_expert_num": 2}
+        | {"num_layers": 2, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 16, "moe_topk": 2, "zero_expert_num": 2},
+        "latents",
     ),
-    "minicpm3": Served(BASE | LATENT),
+    "minicpm3": Served(BASE | LATENT, "latents"),
     "ministral": Served(WINDOW, "sliding_window"),
     "ministral3": Served(HEADS),
     "mistral": Served(HEADS | {"sliding_window": None}),
@@ -145,7 +146,7 @@ SERVED = {
     "qwen2_moe": Served(EXPERTS | {"shared_expert_intermediate_size": 24}),
     "qwen3, heads wider than hidden_size": Served(BASE | {"head_dim": 16}),
     "qwen3_moe": Served(EXPERTS),
-    "sarvam_mla": Served(ROUTED | LATENT),
+    "sarvam_mla": Served(ROUTED | LATENT, "latents"),
     "sarvam_moe": Served(ROUTED),
     "seed_oss": Served(HEADS | {"attention_bias": True}),
     "smollm3": Served(BASE | {"no_rope_layers": [1, 0]}),
@@ -153,7 +154,7 @@ SERVED = {
     "stablelm": Served(BASE | {"use_qkv_bias": True, "qk_layernorm": True}),
     "starcoder2": Served(BASE | {"sliding_window": 7}, "sliding_window"),
     "vaultgemma": Served(WINDOW | {"attn_logit_softcapping": 2.0}, "sliding_window softcap"),
-    "youtu": Served(BASE | LATENT),
+    "youtu": Served(BASE | LATENT, "latents"),
 }
 """By `model_type`, and after a comma what is special about the configuration."""
 
@@ -164,7 +165,7 @@ class Refused(NamedTuple):
 
 
 STATE = "it has linear_attention layers; "
-BYPASS = "the attention function was called 0 times for 2 layers, "
+BYPASS = "the attention function was called 0 times for 2 layers"
 ENCODER = "it has an encoder; "
 SPARSE = "it has indexed_attention layers; "
 NO_MODEL = "transformers has no causal language model of that type"
@@ -207,12 +208,12 @@ REFUSED = {
     "minimax": Refused({}, STATE),
     "mistral3": Refused({}, NO_MODEL),
     "mpt": Refused(
-        {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}, "a forward without cache and mask fails"
+        {"vocab_size": 99, "d_model": 32, "n_layers": 2, "n_heads": 4}, "a forward without cache and mask fails: "
     ),
     "nemotron_h": Refused({}, "it has linear_attention, mlp, moe layers; "),
     "olmo_hybrid": Refused({}, STATE),
     "openai-gpt": Refused(GPT2, BYPASS),
-    "phimoe, window": Refused(EXPERTS | {"sliding_window": 9}, "layer 0 asks for no window, but its mask does"),
+    "phimoe, window": Refused(EXPERTS | {"sliding_window": 9}, "asks for no window, but its mask does not let"),
     "qwen2_5_vl": Refused({}, NO_MODEL),
     "qwen3_5": Refused({}, STATE),
     "qwen3_5_moe": Refused({}, STATE),

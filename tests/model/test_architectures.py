@@ -3,12 +3,15 @@
 Weights are random, biases and norms too. The way is the real one: checkpoint, loader, probe, fused layers, runner.
 """
 
+import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from architectures import REFUSED, SERVED
+from known_configs import KNOWN
 from tiny_models import make_runner
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,15 +95,18 @@ def served(runner: ModelRunner) -> list[tuple[list[int], torch.Tensor]]:
 def test_it_gives_what_generate_gives(tmp_path: Path, name: str):
     model = with_random_weights(name.partition(",")[0], SERVED[name].config)
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    needs = probe(loaded)
-    assert " ".join(sorted(needs.features)) == SERVED[name].asks
-    fuse_layers(loaded)
-    runner = make_runner(loaded, needs, slots=128, page_size=PAGE, rows=3, context_length=32)
-    for prompt, (ids, logits) in zip(prompts(), served(runner), strict=True):
-        wanted, own = generated(model, prompt)
-        assert ids == wanted
-        assert (logits - own).norm() < 1e-4 * own.norm()
+    wanted = [generated(model, prompt) for prompt in prompts()]
+    asked = set(SERVED[name].asks.split())
+    for kinds in ({"mha", "mla"}, {"mha"}) if "latents" in asked else ({"mha", "mla"},):
+        loaded = load_model(tmp_path)
+        needs = probe(loaded, kinds)
+        assert needs.features == asked - {"latents"}
+        assert needs.shape.mla == ("latents" in asked and "mla" in kinds)
+        fuse_layers(loaded)
+        runner = make_runner(loaded, needs, slots=128, page_size=PAGE, rows=3, context_length=32)
+        for (ids, logits), (own_ids, own) in zip(served(runner), wanted, strict=True):
+            assert ids == own_ids
+            assert (logits - own).norm() < 1e-4 * own.norm()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -114,3 +120,24 @@ def test_it_is_refused(tmp_path: Path, name: str):
         probe(load_model(tmp_path))
     assert REFUSED[name].reason in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_model_by_its_config_json(tmp_path: Path, name: str):
+    config, taken = KNOWN[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    if isinstance(taken, str):
+        with pytest.raises(ModelError) as error:
+            read_outline(tmp_path, dtype="auto", device="cuda", trust_remote_code=False)
+        assert taken in str(error.value)
+    else:
+        found = read_outline(tmp_path, dtype="auto", device="cuda", trust_remote_code=False)
+        assert (found.kind, found.context_length, found.dtype) == (config["model_type"], taken, config["torch_dtype"])
+
+
+def test_the_page_of_models_is_fresh():
+    spec = importlib.util.spec_from_file_location("make_models", Path(__file__).parents[2] / "docs/make_models.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run 'make docs'"

@@ -6,12 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rtk.errors import ConfigError, ModelError
-from rtk.model.loader import LoadedModel
-from rtk.model.probe import Probe, check_backend, probe
-from rtk.plugin import Capabilities, KVShape
-
-CPU = torch.device("cpu")
+from rtk.errors import ModelError
+from rtk.model.loader import LoadedModel, read_outline
+from rtk.model.probe import Probe, probe
+from rtk.plugin import KVShape
 
 
 @pytest.mark.parametrize(
@@ -29,6 +27,8 @@ CPU = torch.device("cpu")
 )
 def test_what_a_model_keeps_and_asks_for(zoo, kind, shape, features):
     assert probe(zoo.load(kind)) == Probe(KVShape(*shape), frozenset(features), "float32")
+    outline = read_outline(zoo.folder(kind), dtype="auto", device="cpu", trust_remote_code=False)
+    assert outline.features == features - ({"sliding_window"} if kind == "mistral" else set())  # has no layer_types
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
@@ -205,32 +205,6 @@ def test_a_forward_that_fails_with_a_cache(zoo, monkeypatch):
     wrap(monkeypatch, loaded.model, "forward", needs_none)
     assert "a forward with cache and mask fails: AssertionError: no cache please" in refusal(loaded)
     assert loaded.model.config._attn_implementation == "rtk_paged"
-
-
-NEEDS = Probe(KVShape(2, 2, 8, 8, 4), frozenset({"softcap", "sliding_window"}), "float32")
-
-
-def test_a_backend_that_can_do_it_all():
-    every = Capabilities(frozenset({"cpu"}), frozenset({"float32"}), features=NEEDS.features)
-    check_backend("x", every, NEEDS, CPU, page_size=7)
-    check_backend("x", Capabilities(every.devices, every.dtypes, frozenset({7}), every.features), NEEDS, CPU, 7)
-
-
-def test_every_conflict_of_a_backend_is_named():
-    limited = Capabilities(frozenset({"cuda"}), frozenset({"float16", "bfloat16"}), frozenset({64, 32}))
-    with pytest.raises(ConfigError) as error:
-        check_backend("x", limited, NEEDS, CPU, page_size=1)
-    assert str(error.value) == (
-        "attention backend 'x' cannot serve device cpu (it runs on cuda); "
-        "dtype float32 (it computes bfloat16, float16); cache.page_size = 1 (it takes 32, 64); "
-        "the model's sliding_window, softcap; see 'rtk plugins'"
-    )
-    with pytest.raises(ConfigError) as error:
-        check_backend("x", limited, None, CPU, page_size=1)
-    assert str(error.value) == (
-        "attention backend 'x' cannot serve device cpu (it runs on cuda); cache.page_size = 1 (it takes 32, 64); "
-        "see 'rtk plugins'"
-    )
 
 
 def test_a_model_that_answers_no_numbers_is_told_apart(zoo):

@@ -312,6 +312,27 @@ class ListsDevices(Capable):
     capabilities = Capabilities(["cpu"], frozenset())  # type: ignore[arg-type]
 
 
+class ListsKinds(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), kinds=["mha"])  # type: ignore[arg-type]
+
+
+class NumbersKinds(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), kinds=frozenset({1}))  # type: ignore[arg-type]
+
+
+class TakesNoPages(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), page_sizes=frozenset())
+
+
+class TakesEmptyPages(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), page_sizes=frozenset({0, 16}))
+
+
+class IsHigh(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), preference="high")  # type: ignore[arg-type]
+
+
+CAPABLE = "capabilities of sets of words, page sizes from 1 up, and whole numbers"
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
@@ -321,8 +342,18 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
         ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
         ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
         ("grammar", "UnknownGrammars", f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; {GRAMMARS}"),
-        ("attention", "Capable", f"{__name__}:Capable has no capabilities of sets"),
-        ("attention", "ListsDevices", f"{__name__}:ListsDevices has no capabilities of sets"),
+        *(
+            ("attention", name, f"{__name__}:{name} has no {CAPABLE}")
+            for name in (
+                "Capable",
+                "ListsDevices",
+                "NumbersKinds",
+                "ListsKinds",
+                "TakesNoPages",
+                "TakesEmptyPages",
+                "IsHigh",
+            )
+        ),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
     ],
 )

@@ -169,4 +169,4 @@ def test_the_longest_piece_of_a_prompt(zoo, page, size, beside, expected):
 )
 def test_steps_are_mixed_by_device_unless_it_is_said(device, keys, expected):
     config = config_from(keys)
-    assert (mixes(config, device), mixed_tokens(config, device)) == expected
+    assert (mixes(config, device), mixed_tokens(config, device, 1)) == expected

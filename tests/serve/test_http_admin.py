@@ -54,6 +54,8 @@ def test_server_info(http):
         "served_name": "tiny",
         "vocab_size": TOKENIZER.size,
         "context_length": 128,
+        "attention": "",
+        "page_size": 1,
         "default_sampling": {},
     }
     assert (info["in_flight"], info["stats"], info["grammar"]) == (0, {"running": 0}, {})

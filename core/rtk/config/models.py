@@ -114,7 +114,12 @@ class CacheConfig(Section):
     disable: bool = Field(
         default=False, description="keep no prefixes for later requests", json_schema_extra=flag("--disable-cache")
     )
-    page_size: int = Field(default=1, ge=1, le=MAX_TOKENS, description="tokens in one page of the KV pool")
+    page_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="tokens in one page of the KV pool; null: the attention backend's: 1, or the smallest it takes",
+    )
     pool_tokens: int | None = Field(
         default=None, ge=1, le=MAX_TOKENS, description="tokens that the KV pool holds; null: from mem_fraction"
     )
@@ -213,9 +218,12 @@ class AttentionConfig(PluginSection):
 
     kind = "attention"
     choice = "backend"
+    words = ("auto",)
 
     backend: PluginName = Field(
-        default="torch", description="attention plugin; 'rtk plugins' lists them", json_schema_extra=flag("--attention")
+        default="auto",
+        description="attention plugin; auto: the best that can serve the model here, as 'rtk attention' shows",
+        json_schema_extra=flag("--attention"),
     )
 
 
@@ -287,12 +295,6 @@ class GrammarConfig(PluginSection):
         description="different grammars that may be on their way; one more is refused (503)",
         json_schema_extra=flag("--grammar-queue"),
     )
-
-    @property
-    def all_chosen(self) -> tuple[str, ...]:
-        """Names of the plugins that may be asked: one, all, or none."""
-        installed = (plugin_name(field.alias) for field in type(self).model_fields.values() if field.alias)
-        return {"auto": tuple(installed), "none": ()}.get(self.backend, (self.backend,))
 
 
 class ObserveConfig(PluginSection):

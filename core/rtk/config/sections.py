@@ -49,7 +49,7 @@ class PluginSection(Section):
     choice: ClassVar[str]
     """The field that names the chosen plugin."""
     words: ClassVar[tuple[str, ...]] = ()
-    """What it may say instead of a name."""
+    """What it may say instead of a name: `auto`, `none`."""
 
     @property
     def chosen(self) -> str:
@@ -59,8 +59,11 @@ class PluginSection(Section):
 
     @property
     def all_chosen(self) -> tuple[str, ...]:
-        """Names of the chosen plugins: one, but where a section takes several."""
-        return (self.chosen,)
+        """Names of the plugins that may be used: one, but where a section takes several; by `auto` all, or none."""
+        if self.chosen not in self.words:
+            return (self.chosen,)
+        installed = (plugin_name(field.alias) for field in type(self).model_fields.values() if field.alias)
+        return tuple(installed) if self.chosen == "auto" else ()
 
     def options(self, name: str | None = None) -> "Options":
         """The validated options of the plugin `name`, by default of the chosen one."""

@@ -41,9 +41,8 @@ def use_latents(model: nn.Module) -> bool:
     Layers stay as they are where a weight is not a plain one, or where their scores and values would not be the same.
     """
     found = {}
+    drop_latents(model)
     for module in model.modules():
-        if isinstance(getattr(module, "expand_kv", None), Latent):
-            del module.expand_kv
         if hasattr(module, "expand_kv"):
             found[module] = _latent(module)
     made = {module: latent for module, latent in found.items() if latent is not None and _agree(module, latent)}
@@ -52,6 +51,13 @@ def use_latents(model: nn.Module) -> bool:
     for module, latent in made.items():
         module.expand_kv = latent  # type: ignore[assignment]
     return bool(made)
+
+
+def drop_latents(model: nn.Module) -> None:
+    """Let attention work on K/V of every head again."""
+    for module in model.modules():
+        if isinstance(getattr(module, "expand_kv", None), Latent):
+            del module.expand_kv
 
 
 def _latent(module: nn.Module) -> Latent | None:

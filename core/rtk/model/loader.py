@@ -59,7 +59,7 @@ class Outline:
     dtype: str | None
     """What it would be loaded as; None where only the weights tell."""
     features: frozenset[str] = frozenset()
-    """What it asks of an attention backend shows when it runs, see `rtk.model.probe`."""
+    """What it surely asks of an attention backend; the rest shows when it runs, see `rtk.model.probe`."""
     mla: bool | None = None
     """Whether it is served by latents; None: perhaps, see `rtk.model.latent`."""
 
@@ -83,7 +83,17 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
             own,
         )
     mla = None if hasattr(text, "kv_lora_rank") else False
-    return Outline(config.model_type, length, name, mla=mla)
+    return Outline(config.model_type, length, name, _sure_features(text), mla)
+
+
+def _sure_features(config: Any) -> frozenset[str]:
+    """Some of what the model will ask of an attention backend: configurations have no one word for each of them."""
+    asked = {
+        "sliding_window": "sliding_attention" in (getattr(config, "layer_types", None) or ()),
+        "softcap": getattr(config, "attn_logit_softcapping", None) is not None,
+        "sinks": config.model_type == "gpt_oss",
+    }
+    return frozenset(name for name, is_asked in asked.items() if is_asked)
 
 
 @one_thread()

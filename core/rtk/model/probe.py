@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from rtk.errors import ConfigError, ModelError, one_line
-from rtk.model.latent import use_latents
+from rtk.errors import ModelError, one_line
+from rtk.model.latent import drop_latents, use_latents
 from rtk.model.loader import LoadedModel
 from rtk.model.record import LENGTHS, Recorded, Recorder, record, record_cached, visible
 from rtk.model.threads import one_thread
-from rtk.plugin import Capabilities, KVShape, LayerCall
+from rtk.plugin import KVShape, LayerCall
 
 T = TypeVar("T")
 DRIFT = {"float64": 1e-3, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
@@ -33,6 +33,11 @@ class Probe:
     dtype: str
     """Type of K and V."""
 
+    @property
+    def mla(self) -> bool:
+        """Whether its K/V are latents."""
+        return self.shape.mla
+
 
 class _Unservable(Exception):  # noqa: N818 - a reason, on its way to becoming a ModelError
     """Why the model cannot be served."""
@@ -43,11 +48,12 @@ def probe(loaded: LoadedModel, kinds: Collection[str] = ("mha",)) -> Probe:
     """Run the model and look: two sequences apart and in one batch, and one of them as transformers would generate.
 
     `kinds` are what the attention backend can serve, of `rtk.plugin.attention.KINDS`: where `mla` is one of them, a
-    model that can be is from now on served by its latents.
+    model that can be is from now on served by its latents, else by K/V of every head.
 
     Four forwards of at most 12 tokens. Raises `ModelError` with the reason where paged attention would give wrong
     answers.
     """
+    drop_latents(loaded.model)
     mla = "mla" in kinds and use_latents(loaded.model)
     try:
         apart = [_run(record, loaded, [length])[1] for length in LENGTHS]
@@ -64,37 +70,6 @@ def probe(loaded: LoadedModel, kinds: Collection[str] = ("mha",)) -> Probe:
     first = recorder.calls[0]
     shape = KVShape(len(recorder.calls), first.kv_heads, first.head_dim, first.v_head_dim, first.q_heads, mla)
     return Probe(shape, frozenset().union(*(_features(recorded.call) for recorded in recorder.calls)), first.dtype)
-
-
-class Needs(Protocol):
-    """What is known of a model's needs, before or after it ran."""
-
-    @property
-    def features(self) -> frozenset[str]:
-        """Of `rtk.plugin.attention.FEATURES`."""
-
-    @property
-    def dtype(self) -> str | None:
-        """Type of K and V; None where it is not known yet."""
-
-
-def check_backend(name: str, declared: Capabilities, needs: Needs | None, device: torch.device, page_size: int) -> None:
-    """Raises `ConfigError` naming everything that the model, the device or the page size ask of a backend in vain.
-
-    `needs` are the model's; None where nothing is known of it yet.
-    """
-    conflicts = []
-    if device.type not in declared.devices:
-        conflicts.append(f"device {device.type} (it runs on {_listed(declared.devices)})")
-    if needs and needs.dtype is not None and needs.dtype not in declared.dtypes:
-        conflicts.append(f"dtype {needs.dtype} (it computes {_listed(declared.dtypes)})")
-    if declared.page_sizes is not None and page_size not in declared.page_sizes:
-        takes = ", ".join(map(str, sorted(declared.page_sizes)))
-        conflicts.append(f"cache.page_size = {page_size} (it takes {takes})")
-    if needs and needs.features - declared.features:
-        conflicts.append(f"the model's {_listed(needs.features - declared.features)}")
-    if conflicts:
-        raise ConfigError(f"attention backend {name!r} cannot serve {'; '.join(conflicts)}; see 'rtk plugins'")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do. The host compares it with model, device and page size before anything is built."""
+    """What a backend can do. The host compares it with model, device and page size before it asks for anything else."""
 
     devices: frozenset[str]
     """Device types, as torch names them (`cpu`, `cuda`)."""
     dtypes: frozenset[str]
     """Types of K, V and Q, as torch names them without the prefix (`float32`)."""
     page_sizes: frozenset[int] | None = None
-    """The page sizes it accepts; None accepts any."""
+    """The page sizes it accepts, the smallest where none is configured; None accepts any, 1 where none is."""
     features: frozenset[str] = frozenset()
     """Of `sliding_window`, `softcap` and `sinks`, fields of `LayerCall`; what is not declared is never asked."""
     kinds: frozenset[str] = frozenset({"mha"})

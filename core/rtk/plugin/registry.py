@@ -105,7 +105,7 @@ class Registered:
         ):
             return "its class overrides neither rank nor order"
         if isinstance(built, AttentionBackend) and not _is_sound(getattr(built, "capabilities", None)):
-            return f"{self.plugin.target} has no capabilities of sets"
+            return f"{self.plugin.target} has no capabilities of sets of words, page sizes from 1 up, and whole numbers"
         if isinstance(built, GrammarBackend) and not (
             isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
         ):
@@ -116,8 +116,15 @@ class Registered:
 def _is_sound(declared: object) -> bool:
     if not isinstance(declared, Capabilities):
         return False
-    sets = declared.devices, declared.dtypes, declared.features, declared.page_sizes or frozenset()
-    return all(isinstance(one, Set) for one in sets)
+    pages = {1} if declared.page_sizes is None else declared.page_sizes
+    majors = frozenset[int]() if declared.compute_capabilities is None else declared.compute_capabilities
+    sets = declared.devices, declared.dtypes, declared.features, declared.kinds, pages, majors
+    if not all(isinstance(one, Set) for one in sets) or not pages:
+        return False
+    words = (*declared.devices, *declared.dtypes, *declared.features, *declared.kinds)
+    numbers = (*pages, *majors, declared.preference)
+    known = all(isinstance(one, str) for one in words) and all(isinstance(one, int) for one in numbers)
+    return known and min(pages) >= 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The computing side of an engine: from a model folder to an executor and the sizes that the scheduler works with."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,13 @@ from rtk.errors import ConfigError, one_line
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import Limits
 from rtk.schedule.executor import Executor
+from rtk.serve.backends import Choice, allowed, border, too_short
 
 if TYPE_CHECKING:
     from rtk.model.loader import LoadedModel
-    from rtk.plugin import AttentionBackend
+    from rtk.plugin import KVLayout
+
+log = logging.getLogger(__name__)
 
 CHUNK_ON_CPU, CHUNK = 1024, 8192
 """Longest piece of a prompt where none is set, in tokens."""
@@ -44,66 +47,52 @@ class Computing:
     """The model authors' defaults for requests that say nothing."""
     summary: str
     """One line: model, sizes, and how the pool's size came about."""
+    attention: str = ""
+    """Name of the attention backend."""
     overlap: bool = False
     """Whether a step is to be launched before the results of the one before are taken in."""
     mixed: bool = False
     """Whether running requests are to decode in the steps that compute prompts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """The attention backend that configuration chooses, and the torch device that it is to run on."""
+def choose_backend(config: Config, registry: Registry) -> Choice:
+    """Build the attention backends that may serve. Raises `RtkError` where none runs here, with pages of that size.
 
-    name: str
-    attention: "AttentionBackend"
-    device: str
-
-
-def choose_backend(config: Config, registry: Registry) -> Backend:
-    """Build the attention backend. Raises `RtkError` where it does not run here, or not with pages of that size.
-
-    The page size that is configured is the one that is used, by everybody: a backend cannot change it.
+    Which of them serves is settled by the model. Its page size is then the one that everybody uses.
     """
-    import torch
-
-    from rtk.model.probe import check_backend
-
-    device = usable_device(config)
-    entry = registry.get("attention", config.attention.backend)
-    built = entry.build_in_time(config.attention.options())
-    check_backend(entry.plugin.name, built.capabilities, None, torch.device(device), config.cache.page_size)
-    return Backend(entry.plugin.name, built, device)
+    choice = allowed(config, registry, usable_device(config)).narrowed(None)
+    chunk_tokens(config, choice.device, choice.taken.page_size)  # whether prompts can be cut shows before a model does
+    return choice
 
 
-def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Computing:
-    """Load the model, ask it and the attention backend what they need, and allocate the pool.
+def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Computing:
+    """Load the model, ask it and the attention backends what they need, and allocate the pool.
 
     `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
     """
-    import torch
-
     from rtk.cache.pool import KVPool
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
+    from rtk.model.linear import pack_linears
     from rtk.model.loader import load_model, read_outline
-    from rtk.model.probe import check_backend, probe
+    from rtk.model.probe import probe
     from rtk.model.runner import ModelRunner
     from rtk.model.thread_executor import ThreadExecutor
 
-    name, backend, device = chosen.name, chosen.attention, chosen.device
-    trust, page_size = config.model.trust_remote_code, config.cache.page_size
+    device, trust = choice.device, config.model.trust_remote_code
     outline = read_outline(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
-    check_backend(name, backend.capabilities, outline, torch.device(device), page_size)  # before weights are read
+    choice = choice.narrowed(outline)  # before weights are read
     loaded = load_model(folder, dtype=config.model.dtype, device=device, trust_remote_code=trust)
-    needs = probe(loaded, backend.capabilities.kinds)
-    check_backend(name, backend.capabilities, needs, loaded.device, page_size)
-    layout = backend.layout(needs.shape, page_size, needs.dtype)
-    limits, reason = _limits(config, loaded, layout.bytes_per_slot)
+    settled = choice.settled(lambda kinds: probe(loaded, kinds))
+    log.info(settled.told)
+    layout = settled.layout
     fuse_layers(loaded)
+    pack_linears(loaded)
+    limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
-    runner = ModelRunner(loaded, backend, pool, rows=rows, context_length=context)
+    runner = ModelRunner(loaded, settled.attention, pool, rows=rows, context_length=context)
     overlap = overlaps(config, loaded.device.type)
     executor = InlineExecutor(runner, known)
     return Computing(
@@ -113,17 +102,18 @@ def load(config: Config, chosen: Backend, folder: Path, vocab_size: int) -> Comp
         vocab_size=known,
         end_tokens=frozenset(loaded.facts.end_tokens),
         generation_config=loaded.facts.generation_config,
-        summary=_summary(folder, loaded, name, limits, reason),
+        attention=settled.name,
+        summary=_summary(folder, loaded, settled.name, limits, reason),
         overlap=overlap,
         mixed=mixes(config, loaded.device.type),
     )
 
 
-def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple[Limits, str]:
+def _limits(config: Config, loaded: "LoadedModel", layout: "KVLayout") -> tuple[Limits, str]:
     """The sizes that requests are measured against, and how the pool's came about."""
     from rtk.model.memory import check_tables, free_bytes, pool_size
 
-    page_size, max_running = config.cache.page_size, config.schedule.max_running
+    page_size, max_running = layout.page_size, config.schedule.max_running
     longest = context_length(config, loaded.facts.context_length)
     free = free_bytes(loaded.device)
     check_tables(free, max_running, longest)
@@ -132,7 +122,7 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         device=loaded.device.type,
         mem_fraction=config.cache.mem_fraction,
         pool_tokens=config.cache.pool_tokens,
-        bytes_per_slot=bytes_per_slot,
+        bytes_per_slot=layout.bytes_per_slot,
         page_size=page_size,
         max_running=max_running,
         context_length=longest,
@@ -143,8 +133,8 @@ def _limits(config: Config, loaded: "LoadedModel", bytes_per_slot: int) -> tuple
         page_size=page_size,
         max_running=max_running,
         max_prefill_tokens=config.schedule.max_prefill_tokens,
-        chunk_tokens=chunk_tokens(config, loaded.device.type),
-        mixed_tokens=mixed_tokens(config, loaded.device.type),
+        chunk_tokens=chunk_tokens(config, loaded.device.type, page_size),
+        mixed_tokens=mixed_tokens(config, loaded.device.type, page_size),
         align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
@@ -162,34 +152,27 @@ def mixes(config: Config, device: str) -> bool:
     return device == "cpu" if wanted is None else wanted
 
 
-def mixed_tokens(config: Config, device: str) -> int | None:
+def mixed_tokens(config: Config, device: str, page: int) -> int | None:
     """Longest piece of a prompt beside requests that decode; None: as in other steps. Never longer than there."""
-    piece, wanted = chunk_tokens(config, device), config.schedule.mixed_chunk_size
+    piece, wanted = chunk_tokens(config, device, page), config.schedule.mixed_chunk_size
     if piece is None or (wanted is None and device != "cpu"):
         return None
-    return min(piece, wanted or max(_border(config), MIXED_CHUNK_ON_CPU))
+    return min(piece, wanted or max(border(config.schedule, page), MIXED_CHUNK_ON_CPU))
 
 
-def _border(config: Config) -> int:
-    """Prompts are cut at multiples of this."""
-    return lcm(config.cache.page_size, config.schedule.truncation_align_size or 1)
-
-
-def chunk_tokens(config: Config, device: str) -> int | None:
+def chunk_tokens(config: Config, device: str, page: int) -> int | None:
     """Longest piece of a prompt; None where prompts are not cut. Pieces reach from border to border."""
-    schedule, page, border = config.schedule, config.cache.page_size, _border(config)
-    piece, align = schedule.chunked_prefill_size, schedule.truncation_align_size or 1
+    piece, align = config.schedule.chunked_prefill_size, config.schedule.truncation_align_size or 1
     if piece == -1:
         return None
-    for name in ("chunked_prefill_size", "mixed_chunk_size", "max_prefill_tokens"):
-        tokens = getattr(schedule, name)
-        if tokens is not None and tokens < border:
-            aligned = f" and multiples of schedule.truncation_align_size = {align}" if align > 1 else ""
-            raise ConfigError(
-                f"schedule.{name} = {tokens}: prompts are cut at borders of pages, which hold {page} tokens{aligned}; "
-                f"make it at least {border}, or set schedule.chunked_prefill_size = -1"
-            )
-    return piece or max(border, CHUNK_ON_CPU if device == "cpu" else CHUNK)
+    if short := too_short(config.schedule, page):
+        name, tokens = short
+        aligned = f" and multiples of schedule.truncation_align_size = {align}" if align > 1 else ""
+        raise ConfigError(
+            f"{name} = {tokens}: prompts are cut at borders of pages, which hold {page} tokens{aligned}; "
+            f"make it at least {border(config.schedule, page)}, or set schedule.chunked_prefill_size = -1"
+        )
+    return piece or max(border(config.schedule, page), CHUNK_ON_CPU if device == "cpu" else CHUNK)
 
 
 def usable_device(config: Config) -> str:
@@ -212,14 +195,14 @@ def usable_device(config: Config) -> str:
 
 
 def context_length(config: Config, own: int | None) -> int:
-    """The longest sequence that is served, of a model that was made for `own` tokens."""
+    """The longest sequence that is served, of a model that can be served up to `own` tokens."""
     wanted = config.model.context_length
     length = own if wanted is None else wanted
     if length is None:
         raise ConfigError("the model's files name no context length; set model.context_length")
     if own is not None and length > own:
         raise ConfigError(
-            f"model.context_length = {length}: the model was made for at most {own} tokens; choose that or fewer"
+            f"model.context_length = {length}: the model can be served up to {own} tokens; choose that or fewer"
         )
     return length
 

@@ -26,6 +26,10 @@ class ModelFacts:
     vocab_size: int
     """Token ids that both the tokenizer and the model know are smaller."""
     context_length: int
+    attention: str = ""
+    """Name of the attention backend."""
+    page_size: int = 1
+    """Tokens in a page of the KV pool: the granularity in which prefixes are shared."""
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     """By field of `SamplingParams`: what a request gets that gives none, see `sampling_defaults`."""
     reads_priority: bool = False

@@ -92,6 +92,8 @@ class EngineCore:
             served_name=config.model.served_name or Path(config.model.path).name,
             vocab_size=computing.vocab_size,
             context_length=computing.limits.context_length,
+            attention=computing.attention,
+            page_size=computing.limits.page_size,
             default_sampling=sampling_defaults(computing.generation_config),
             reads_priority=policies.read_priority,
             reads_routing_key=policies.read_routing_key,

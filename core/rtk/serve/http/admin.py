@@ -78,6 +78,8 @@ class Admin(Endpoints):
             "served_name": facts.served_name,
             "vocab_size": facts.vocab_size,
             "context_length": facts.context_length,
+            "attention": facts.attention,
+            "page_size": facts.page_size,
             "default_sampling": dict(facts.default_sampling),
         }
         return json_response(

@@ -247,7 +247,14 @@ ANSWERS: Mapping[str, Schema] = {
             "config": _ANY_OBJECT,
             "model": _object(
                 "The served model.",
-                {"served_name": _TEXT, "vocab_size": _COUNT, "context_length": _COUNT, "default_sampling": _ANY_OBJECT},
+                {
+                    "served_name": _TEXT,
+                    "vocab_size": _COUNT,
+                    "context_length": _COUNT,
+                    "attention": _TEXT,
+                    "page_size": _COUNT,
+                    "default_sampling": _ANY_OBJECT,
+                },
             ),
             "in_flight": _COUNT,
             "stats": {"type": "object", "additionalProperties": _NUMBER},

@@ -17,7 +17,6 @@ from rtk_attention.flashinfer import FlashInferOptions
 from rtk_attention.flashinfer.parts import Part, Step
 from rtk_attention.latent import library
 
-INSTALL = "rtk-inference[flashinfer]"
 HEAD_DIMS = (64, 128, 256)
 """What the kernels are made for; heads of other sizes are padded with zeros, in the pool too."""
 LATENT, ROPE = 512, 64
@@ -47,8 +46,8 @@ class FlashInferAttention(AttentionBackend):
 
     def __init__(self, options: FlashInferOptions) -> None:
         """Raises `ImportError` where FlashInfer is not installed, or cannot be loaded."""
-        library("flashinfer.mla", install=INSTALL)
-        self._library = library("flashinfer", install=INSTALL)
+        library("flashinfer.mla", extra="flashinfer")
+        self._library = library("flashinfer", extra="flashinfer")
         self._kernels = options.kernels
         self._wrappers: Wrappers | None = None
 

@@ -43,6 +43,7 @@ class TritonAttention(PlainPool):
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         features=frozenset({"sliding_window", "softcap", "sinks"}),
         kinds=frozenset({"mha", "mla"}),
+        preference=10,
     )
 
     def __init__(self, options: TritonOptions) -> None:

@@ -1,0 +1,268 @@
+"""Which attention backend serves: the one that is named, or, by `auto`, the best of those that can."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import TYPE_CHECKING
+
+from rtk.config.models import AttentionConfig, Config, ScheduleConfig
+from rtk.config.sections import options_field
+from rtk.errors import ConfigError, PluginError, RtkError, one_line
+from rtk.plugin.foreign import contained
+from rtk.plugin.registry import INSTEAD, OURS, Registered, Registry
+
+if TYPE_CHECKING:
+    from rtk.model.negotiation import Needs
+    from rtk.model.probe import Probe
+    from rtk.plugin import AttentionBackend, Capabilities, KVLayout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An attention backend, with the page size that it would be used with and what keeps it from serving."""
+
+    entry: Registered
+    attention: "AttentionBackend | None"
+    """None: it cannot be built."""
+    page_size: int = 1
+    problems: tuple[str, ...] = ()
+    absent: bool = False
+    """Whether a package that it needs is not installed."""
+
+    @property
+    def name(self) -> str:
+        """What configuration chooses it by."""
+        return self.entry.plugin.name
+
+    @property
+    def preference(self) -> int:
+        """See `Capabilities.preference`; that of one that cannot be asked says nothing."""
+        return 0 if self.declared is None else self.declared.preference
+
+    @property
+    def order(self) -> tuple[bool, int, bool, str]:
+        """Smaller is better: by preference, rtk's own before others, by name. Those that cannot be built come last."""
+        return self.declared is None, -self.preference, self.entry.origin.distribution != OURS, self.name
+
+    @property
+    def declared(self) -> "Capabilities | None":
+        """What it declares; None: it cannot be asked."""
+        return None if self.attention is None else self.attention.capabilities
+
+    def why_not(self) -> str:
+        """What keeps it from serving, in one piece of a line."""
+        return "; ".join(self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The backend that serves."""
+
+    name: str
+    attention: "AttentionBackend"
+    layout: "KVLayout"
+    told: str
+    """What was chosen and why, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The backends that configuration allows, best first, as far as they have been judged."""
+
+    config: Config
+    registry: Registry
+    device: str
+    """The torch device that they are to run on."""
+    backends: tuple[Backend, ...]
+
+    @property
+    def by_name(self) -> bool:
+        """Whether configuration names the one that serves."""
+        return self.config.attention.backend not in AttentionConfig.words
+
+    @property
+    def best(self) -> Backend | None:
+        """The first that can serve and may be taken, as far as can be told; None: there is none."""
+        able = (one for one in self.backends if not one.problems)
+        return next((one for one in able if self.by_name or one.preference >= 0), None)
+
+    @property
+    def taken(self) -> Backend:
+        """The best, where there is one."""
+        assert self.best is not None, "narrowed: one is left"
+        return self.best
+
+    def judged(self, needs: "Needs | None") -> "Choice":
+        """The same, compared with device, page size and what is known of the model."""
+        return replace(self, backends=tuple(self._judge(one, needs) for one in self.backends))
+
+    def _judge(self, one: Backend, needs: "Needs | None") -> Backend:
+        import torch
+
+        from rtk.model.negotiation import conflicts, page_size
+
+        if one.declared is None:
+            return one
+        declared, wanted = one.declared, self.config.cache.page_size
+        pages = page_size(declared, wanted)
+        problems = conflicts(declared, needs, torch.device(self.device), wanted)
+        schedule = self.config.schedule
+        if wanted is None and (short := too_short(schedule, pages)) and not too_short(schedule, 1):
+            name, tokens = short
+            problems.append(f"{name} = {tokens} (prompts are cut at borders of its pages, which hold {pages} tokens)")
+        return replace(one, page_size=pages, problems=tuple(problems))
+
+    def configured(self) -> "Choice":
+        """Of every backend, those that configuration allows. Raises `PluginError` where it names none of them."""
+        if not self.by_name:
+            return self
+        entry = self.registry.get("attention", self.config.attention.backend)
+        return replace(self, backends=tuple(one for one in self.backends if one.entry is entry))
+
+    @property
+    def compute_capability(self) -> int | None:
+        """The device's."""
+        import torch
+
+        from rtk.model.negotiation import compute_capability
+
+        return compute_capability(torch.device(self.device))
+
+    def narrowed(self, needs: "Needs | None") -> "Choice":
+        """As `judged`. Raises `ConfigError` where nothing is left that can serve."""
+        choice = self.judged(needs)
+        if choice.best is None:
+            raise ConfigError(choice.refusal(needs))
+        return choice
+
+    def settled(self, ask: "Callable[[frozenset[str]], Probe]") -> Settled:
+        """Have the best backend say how it keeps K/V of the model, if that is one that it can serve.
+
+        `ask` tells what the model needs of a backend that serves these kinds of attention, and prepares it for that. A
+        backend that cannot serve is passed over, where another may be taken. Raises `RtkError` where none is left.
+        """
+        choice, needs, asked = self, None, frozenset[str]()
+        while one := choice.best:
+            assert one.attention is not None
+            if needs is None or asked != one.attention.capabilities.kinds:
+                asked = frozenset(one.attention.capabilities.kinds)
+                needs = ask(asked)
+            judged = choice._judge(one, needs)
+            try:
+                layout = None if judged.problems else _layout(one.entry, one.attention, one.page_size, needs)
+            except BaseException as error:
+                if self.by_name or not contained(error):
+                    raise
+                judged = replace(one, problems=(_told(one, error),))
+            else:
+                if layout is not None:
+                    return Settled(one.name, one.attention, layout, f"attention {one.name}, {choice.why}")
+            choice = replace(choice, backends=tuple(judged if other is one else other for other in choice.backends))
+        raise ConfigError(choice.refusal(needs))
+
+    def refusal(self, needs: "Needs | None") -> str:
+        """Why nothing can serve, and what could."""
+        if not self.by_name:
+            reasons = (f"{one.name}: {one.why_not() or _held_back(one)}" for one in self.backends)
+            return (
+                f"no attention backend can serve: {', or '.join(reasons) or 'none is installed'}; see 'rtk attention'"
+            )
+        (one,) = self.backends
+        if one.declared is None:
+            return f"{one.entry.label} {one.why_not()}"
+        others = every_backend(self.config, self.registry, self.device).judged(needs)
+        able = [other.name for other in others.backends if not other.problems]
+        choose = f"choose {', '.join(able)}" if able else "no other that is installed can either; see 'rtk attention'"
+        return f"attention backend {one.name!r} cannot serve {one.why_not()}; {choose}"
+
+    @property
+    def why(self) -> str:
+        """How the page size and the choice came about, for a line that names what was chosen."""
+        taken = self.taken
+        if self.by_name:
+            return f"{_pages(self.config, taken)}, by attention.backend"
+        others = [one for one in self.backends if one.declared is None or one.order < taken.order]
+        passed = [f"; not {one.name}: {one.why_not()}" for one in others if not one.absent]
+        if absent := ", ".join(one.name for one in others if one.absent):
+            passed.append(f"; absent: {absent}")
+        return f"{_pages(self.config, taken)}, by auto{''.join(passed)}"
+
+
+def _pages(config: Config, taken: Backend) -> str:
+    """The page size, and how it came about."""
+    takes = None if taken.declared is None else taken.declared.page_sizes
+    text = f"pages of {taken.page_size:,} token{'s' * (taken.page_size != 1)}"
+    if config.cache.page_size is not None or takes is None or taken.page_size == 1:
+        return text
+    return f"{text} (it takes {', '.join(map(str, sorted(takes)))})"
+
+
+def _held_back(one: Backend) -> str:
+    return f"it is taken by name only (preference {one.preference})"
+
+
+def allowed(config: Config, registry: Registry, device: str) -> Choice:
+    """Build the backend that is named, or all. Raises `PluginError` where one that is named cannot be built."""
+    section = config.attention
+    if section.backend not in AttentionConfig.words:
+        entry = registry.get("attention", section.backend)
+        return Choice(config, registry, device, (Backend(entry, entry.build_in_time(section.options())),))
+    choice = every_backend(config, registry, device)
+    for one in choice.backends:
+        if one.declared is None and not one.absent:
+            log.warning("%s %s; it is not used", one.entry.label, one.why_not())
+    return choice
+
+
+def every_backend(config: Config, registry: Registry, device: str) -> Choice:
+    """Build every backend that is installed; one that cannot be built says why, and keeps nobody from serving."""
+    entries = registry.of_kind("attention")
+    found = [_built(config, entry) for entry in entries if hasattr(config.attention, options_field(entry.plugin.name))]
+    return Choice(config, registry, device, tuple(sorted(found, key=lambda one: one.order)))
+
+
+def _built(config: Config, entry: Registered) -> Backend:
+    try:
+        return Backend(entry, entry.build_in_time(config.attention.options(entry.plugin.name)))
+    except PluginError as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, RtkError):
+            why = str(cause or error).removeprefix(f"{entry.label} ")
+        else:
+            why = f"cannot be built: {one_line(cause)}"
+        return Backend(entry, None, problems=(why,), absent=isinstance(cause, ImportError))
+
+
+def _told(one: Backend, error: BaseException) -> str:
+    """Why it cannot lay out K/V."""
+    if isinstance(error, RtkError):
+        return str(error)
+    log.warning("%s cannot lay out K/V: %s; it is not used", one.entry.label, one_line(error))
+    return one_line(error)
+
+
+def _layout(entry: Registered, attention: "AttentionBackend", page_size: int, needs: "Probe") -> "KVLayout":
+    layout = attention.layout(needs.shape, page_size, needs.dtype)
+    if layout.page_size != page_size:
+        asked = f"asked for pages of {page_size} tokens, it laid out pages of {layout.page_size}"
+        raise PluginError(f"{entry.label} cannot be used: {asked}; {INSTEAD}")
+    return layout
+
+
+def border(schedule: ScheduleConfig, page: int) -> int:
+    """Prompts are cut at multiples of this."""
+    return lcm(page, schedule.truncation_align_size or 1)
+
+
+def too_short(schedule: ScheduleConfig, page: int) -> tuple[str, int] | None:
+    """The key that allows no piece of a prompt from border to border, and its tokens; None: there is none."""
+    if schedule.chunked_prefill_size == -1:
+        return None
+    for name in ("chunked_prefill_size", "mixed_chunk_size", "max_prefill_tokens"):
+        tokens = getattr(schedule, name)
+        if tokens is not None and tokens < border(schedule, page):
+            return f"schedule.{name}", tokens
+    return None

@@ -1,0 +1,319 @@
+"""Which attention backend serves: `auto`, names, page sizes, and backends that break."""
+
+import logging
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from rtk.config.load import load_config
+from rtk.errors import ConfigError, PluginError
+from rtk.model.probe import Probe
+from rtk.plugin import KVShape, Plugin
+from rtk.plugin.host import installed
+from rtk.plugin.registry import Origin, Registered, Registry
+from rtk.serve import computing
+from rtk.serve.backends import Choice
+from rtk.serve.computing import choose_backend, load
+from rtk_attention.torch.backend import TorchAttention
+
+TORCH = installed().get("attention", "torch")
+OTHERS = [one for one in installed().all() if one.plugin.kind != "attention"]
+PLAIN = Probe(KVShape(2, 2, 8, 8, 4), frozenset(), "float32")
+LATENT = replace(PLAIN, shape=KVShape(2, 1, 24, 16, 4, mla=True))
+WINDOWED = replace(PLAIN, features=frozenset({"sliding_window"}))
+
+
+class Toys:
+    """Backends that are rtk's torch one with other capabilities, each from a package of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._module = ModuleType("toys")
+        patch.setitem(sys.modules, "toys", self._module)
+        self.found = [TORCH]
+
+    def add(self, name: str, *, error: BaseException | None = None, layout=None, ours=False, **declared) -> None:
+        def build(options):
+            if error is not None:
+                raise error
+            built = TorchAttention(options)
+            built.capabilities = replace(TorchAttention.capabilities, **declared)
+            if layout is not None:
+                built.layout = layout
+            return built
+
+        function = name.replace("-", "_")
+        setattr(self._module, function, build)
+        plugin = Plugin(kind="attention", name=name, summary="s", target=f"toys:{function}")
+        self.found.append(Registered(plugin, TORCH.origin if ours else Origin(name, f"rtk-{name}", "1")))
+
+    def choose(self, **keys) -> Choice:
+        registry = Registry([*OTHERS, *self.found])
+        sets = [f"{key.replace('__', '.')}={value}" for key, value in {"model__device": "cpu", **keys}.items()]
+        return choose_backend(load_config(registry, {}, {}, sets).config, registry)
+
+    def refused(self, **keys) -> str:
+        with pytest.raises(ConfigError) as caught:
+            self.choose(**keys)
+        return str(caught.value)
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> Toys:
+    return Toys(monkeypatch)
+
+
+def settled(choice: Choice, needs: Probe = PLAIN) -> tuple[str, int, str]:
+    """Name, page size, and what is told."""
+    found = choice.settled(lambda kinds: needs)
+    return found.name, found.layout.page_size, found.told
+
+
+# --- auto ----------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_torch_where_there_is_nothing_better(toys: Toys) -> None:
+    assert settled(toys.choose()) == ("torch", 1, "attention torch, pages of 1 token, by auto")
+
+
+def test_auto_takes_the_highest_preference_that_can_serve_and_says_why_not_the_others(toys: Toys) -> None:
+    toys.add("best", devices=frozenset({"cuda"}), preference=30)
+    toys.add("fast", features=frozenset(), preference=20)
+    toys.add("good", preference=10)
+    toys.add("slow", preference=5)
+    passed = "not best: device cpu (it runs on cuda)"
+    assert settled(toys.choose()) == ("fast", 1, f"attention fast, pages of 1 token, by auto; {passed}")
+    passed += "; not fast: the model's sliding_window"
+    assert settled(toys.choose(), WINDOWED) == ("good", 1, f"attention good, pages of 1 token, by auto; {passed}")
+
+
+def test_of_equals_auto_takes_rtks_own_and_then_the_first_by_name(toys: Toys) -> None:
+    toys.add("b", preference=5)
+    toys.add("a", preference=5)
+    assert settled(toys.choose())[0] == "a"
+    toys.add("z", preference=5, ours=True)
+    assert settled(toys.choose())[0] == "z"
+
+
+def test_auto_takes_none_below_zero(toys: Toys) -> None:
+    toys.found.clear()
+    toys.add("shy", preference=-1)
+    reason = "it is taken by name only (preference -1)"
+    assert toys.refused() == f"no attention backend can serve: shy: {reason}; see 'rtk attention'"
+    assert settled(toys.choose(attention__backend="shy"))[2] == "attention shy, pages of 1 token, by attention.backend"
+
+
+def test_auto_that_finds_nothing_names_every_reason(toys: Toys) -> None:
+    toys.found.clear()
+    assert toys.refused() == "no attention backend can serve: none is installed; see 'rtk attention'"
+    toys.add("latent", kinds=frozenset({"mla"}), preference=30)
+    toys.add("far", devices=frozenset({"cuda"}), page_sizes=frozenset({64}))
+    toys.add("lacking", error=ImportError("no fast_package"))
+    far = "far: device cpu (it runs on cuda)"
+    lacking = "lacking: cannot be built: ImportError: no fast_package"
+    with pytest.raises(ConfigError) as caught:
+        toys.choose().settled(lambda kinds: PLAIN)
+    assert str(caught.value) == (
+        "no attention backend can serve: latent: the model's mha attention (it computes mla), "
+        f"or {far}, or {lacking}; see 'rtk attention'"
+    )
+    assert settled(toys.choose(), LATENT)[0] == "latent"
+
+
+def test_auto_goes_on_without_backends_that_break(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+    toys.add("absent", error=ModuleNotFoundError("No module named 'fast'"))
+    toys.add("gone", error=ImportError("libfast.so.3"))
+    toys.add("broken", error=ZeroDivisionError("[31m"))
+    toys.add("exits", error=SystemExit(3))
+    with caplog.at_level(logging.WARNING):
+        name, _, told = settled(toys.choose())
+    assert name == "torch"
+    assert told == (
+        "attention torch, pages of 1 token, by auto"
+        "; not broken: cannot be built: ZeroDivisionError: [31m; not exits: cannot be built: SystemExit: 3"
+        "; absent: absent, gone"
+    )
+    assert [record.message for record in caplog.records] == [
+        "attention plugin 'broken' of rtk-broken 1 (entry point 'broken') cannot be built: ZeroDivisionError: [31m; "
+        "it is not used",
+        "attention plugin 'exits' of rtk-exits 1 (entry point 'exits') cannot be built: SystemExit: 3; it is not used",
+    ]
+    with pytest.raises(PluginError, match=r"'broken' of rtk-broken 1 .* cannot be built: ZeroDivisionError"):
+        toys.choose(attention__backend="broken")
+
+
+def test_auto_goes_on_without_one_that_is_not_built_in_time(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    toys.add("hangs")
+    release = threading.Event()
+    monkeypatch.setattr(sys.modules["toys"], "hangs", lambda options: release.wait(60))
+    monkeypatch.setattr("rtk.plugin.registry.BUILD_S", 0.0)
+    toys.found.remove(TORCH)
+    try:
+        assert "hangs: cannot be used: it was not built within 0 s" in toys.refused()
+    finally:
+        release.set()
+
+
+def refuses_heads(shape, page_size, kv_dtype):
+    raise PluginError("attention plugin 'picky' takes heads of up to 4 dimensions")
+
+
+def crashes(shape, page_size, kv_dtype):
+    raise KeyError("head_dim")
+
+
+def lays_out_64(shape, page_size, kv_dtype):
+    return TorchAttention.layout(None, shape, 64, kv_dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason", "warned"),
+    [
+        (refuses_heads, "attention plugin 'picky' takes heads of up to 4 dimensions", False),
+        (crashes, "KeyError: 'head_dim'", True),
+        (lays_out_64, "asked for pages of 16 tokens, it laid out pages of 64", False),
+    ],
+)
+def test_one_that_cannot_lay_out_is_passed_over_by_auto_alone(
+    toys: Toys, caplog: pytest.LogCaptureFixture, layout, reason: str, warned: bool
+) -> None:
+    toys.add("picky", layout=layout, preference=9)
+    name, pages, told = settled(toys.choose(cache__page_size=16))
+    assert (name, pages) == ("torch", 16)
+    assert reason in told
+    assert len(caplog.records) == warned
+    with pytest.raises((PluginError, KeyError), match=reason.removeprefix("KeyError: ")):
+        toys.choose(cache__page_size=16, attention__backend="picky").settled(lambda kinds: PLAIN)
+
+
+def test_a_model_is_asked_again_only_for_other_kinds_of_attention(toys: Toys) -> None:
+    """One that has latents needs nothing of them of a backend that keeps K/V of every head."""
+    toys.add("latents", kinds=frozenset({"mla"}), preference=30, layout=crashes)
+    toys.add("more-latents", kinds=frozenset({"mla"}), preference=20, dtypes=frozenset({"bfloat16"}))
+    toys.add("heads", kinds=frozenset({"mha"}), preference=10)
+    asked: list[frozenset[str]] = []
+
+    def ask(kinds: frozenset[str]) -> Probe:
+        asked.append(kinds)
+        return LATENT if "mla" in kinds else PLAIN
+
+    found = toys.choose().settled(ask)
+    assert (found.name, found.layout.buffers[0].shape) == ("heads", (2, 8))
+    assert asked == [{"mla"}, {"mha"}]
+    more = "not more-latents: dtype float32 (it computes bfloat16)"
+    assert found.told == f"attention heads, pages of 1 token, by auto; not latents: KeyError: 'head_dim'; {more}"
+
+
+# --- page sizes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("takes", "pages", "told"),
+    [
+        ({64}, 64, "pages of 64 tokens (it takes 64)"),
+        ({32, 64}, 32, "pages of 32 tokens (it takes 32, 64)"),
+        ({1, 64}, 1, "pages of 1 token"),
+        (None, 1, "pages of 1 token"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "flash"])
+def test_a_backend_forces_its_own_page_size_where_none_is_set(toys: Toys, takes, pages, told, backend) -> None:
+    toys.add("flash", page_sizes=None if takes is None else frozenset(takes), preference=30)
+    by = "auto" if backend == "auto" else "attention.backend"
+    assert settled(toys.choose(attention__backend=backend)) == ("flash", pages, f"attention flash, {told}, by {by}")
+
+
+def test_auto_passes_over_a_backend_that_the_page_size_does_not_suit(toys: Toys) -> None:
+    toys.add("flash", page_sizes=frozenset({64}), preference=30)
+    name, pages, told = settled(toys.choose(cache__page_size=16))
+    assert (name, pages) == ("torch", 16)
+    assert told == "attention torch, pages of 16 tokens, by auto; not flash: cache.page_size = 16 (it takes 64)"
+    assert settled(toys.choose(cache__page_size=64)) == ("flash", 64, "attention flash, pages of 64 tokens, by auto")
+
+
+def test_a_backend_that_is_named_is_refused_with_every_conflict_and_the_choices(toys: Toys) -> None:
+    toys.add("flash", page_sizes=frozenset({64}), devices=frozenset({"cuda"}), preference=30)
+    toys.add("other", page_sizes=frozenset({16, 32}), preference=-1)
+    device, pages = "device cpu (it runs on cuda)", "cache.page_size = 16 (it takes 64)"
+    named = {"attention__backend": "flash", "model__device": "cpu"}
+    flash = "attention backend 'flash' cannot serve"
+    assert toys.refused(cache__page_size=16, **named) == f"{flash} {device}; {pages}; choose torch, other"
+    assert toys.refused(**named) == f"{flash} {device}; choose torch, other"
+    toys.found.remove(TORCH)
+    nobody = "no other that is installed can either; see 'rtk attention'"
+    assert toys.refused(cache__page_size=8, **named).endswith(f"(it takes 64); {nobody}")
+
+
+def test_what_shows_when_the_model_ran_is_refused_too(toys: Toys) -> None:
+    toys.add("flash", kinds=frozenset({"mla"}))
+    with pytest.raises(ConfigError) as caught:
+        toys.choose(attention__backend="flash").settled(lambda kinds: PLAIN)
+    assert str(caught.value) == (
+        "attention backend 'flash' cannot serve the model's mha attention (it computes mla); choose torch"
+    )
+
+
+@pytest.mark.parametrize("key", ["chunked_prefill_size", "max_prefill_tokens"])
+def test_pages_that_prompts_cannot_be_cut_at_are_a_conflict_of_who_forces_them(toys: Toys, key: str) -> None:
+    toys.add("flash", page_sizes=frozenset({64}), preference=30)
+    conflict = f"schedule.{key} = 32 (prompts are cut at borders of its pages, which hold 64 tokens)"
+    small = {f"schedule__{key}": 32}
+    assert settled(toys.choose(**small))[2] == f"attention torch, pages of 1 token, by auto; not flash: {conflict}"
+    refusal = toys.refused(attention__backend="flash", **small)
+    assert refusal == f"attention backend 'flash' cannot serve {conflict}; choose torch"
+    assert settled(toys.choose(schedule__chunked_prefill_size=-1, schedule__max_prefill_tokens=32))[0] == "flash"
+
+
+def test_an_alignment_that_is_too_long_is_no_conflict_of_a_backend(toys: Toys) -> None:
+    refusal = toys.refused(schedule__chunked_prefill_size=32, schedule__truncation_align_size=48)
+    assert refusal.startswith("schedule.chunked_prefill_size = 32: prompts are cut at borders of pages, which hold 1 ")
+
+
+# --- a start -------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_read_once_whoever_turns_out_to_serve(
+    toys: Toys, zoo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rtk.model import loader
+
+    toys.add("plain", features=frozenset(), page_sizes=frozenset({16}), preference=20)
+    toys.add("flash", page_sizes=frozenset({64}), preference=10)
+    loads = []
+    real = loader.load_model
+    monkeypatch.setattr(loader, "load_model", lambda *args, **given: loads.append(args) or real(*args, **given))
+    choice = toys.choose(cache__pool_tokens=200)
+    assert choice.taken.name == "plain"
+    with caplog.at_level(logging.INFO):
+        found = load(choice.config, choice, zoo.folder("mistral"), 99)  # its window shows when it runs
+    assert (len(loads), found.attention, found.limits.page_size, found.limits.pool_tokens) == (1, "flash", 64, 256)
+    told = "attention flash, pages of 64 tokens (it takes 64), by auto; not plain: the model's sliding_window"
+    assert told in [record.message for record in caplog.records]
+    found.executor.close()
+
+
+def test_what_the_files_tell_is_refused_before_weights_are_read(
+    toys: Toys, zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtk.model.loader.load_model", lambda *_, **__: pytest.fail("weights were read"))
+    toys.add("plain", features=frozenset())
+    choice = toys.choose(attention__backend="plain")
+    with pytest.raises(ConfigError) as caught:
+        computing.load(choice.config, choice, zoo.folder("gemma2"), 99)
+    assert str(caught.value) == (
+        "attention backend 'plain' cannot serve the model's sliding_window, softcap; choose torch"
+    )
+
+
+def test_a_model_goes_back_to_the_kind_of_attention_that_is_served(toys: Toys, zoo) -> None:
+    from rtk.model.loader import load_model
+    from rtk.model.probe import probe
+
+    loaded = load_model(zoo.folder("deepseek_v3"))
+    before = probe(loaded, {"mha"})
+    assert probe(loaded, {"mha", "mla"}).shape == KVShape(2, 1, 24, 16, 4, mla=True)
+    assert probe(loaded, {"mha"}) == before
+    assert (before.mla, before.shape.kv_heads) == (False, 4)
