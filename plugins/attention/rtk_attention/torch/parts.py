@@ -105,10 +105,10 @@ class Parts:
         self._further: list[Part] = []
 
     def suit(self, kv: Mapping[str, torch.Tensor], call: LayerCall) -> bool:
-        """Whether the kernel can compute this layer."""
+        """Whether the kernel can compute this layer: it wants values as long as keys, and a latent stands for both."""
         window = call.sliding_window
         hides = window is not None and window < int(self._batch.kv_lens.max())
-        return call.softcap is None and not hides and "v" in kv and kv["k"].shape == kv["v"].shape
+        return call.softcap is None and not hides and kv["k"].shape == kv.get("v", kv["k"]).shape
 
     def attend(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> torch.Tensor:
         """One layer, see `AttentionBackend.forward`."""
@@ -124,7 +124,7 @@ class Parts:
             _join(out, sums, part.queries, *self._part(part, q, kv, call))
         if call.sinks is not None:
             out = out * torch.sigmoid(sums - call.sinks.to(sums.dtype).view(sums.shape[1:]))[..., None].to(out.dtype)
-        out = out.flatten(1, 2)
+        out = out[..., : call.v_head_dim].flatten(1, 2)
         return out if self._back is None else out.index_select(0, self._back)
 
     def _base(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> Answer:
@@ -137,7 +137,8 @@ class Parts:
         return torch.cat(outs), torch.cat(sums)
 
     def _part(self, part: Part, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> Answer:
-        k, v = (self._read(name, kv[name], part.slots) for name in ("k", "v"))
+        k = self._read("k", kv["k"], part.slots)
+        v = self._read("v", kv["v"], part.slots) if "v" in kv else k
         return part.attend(_pick(q, part.queries), k, v, call.scaling)
 
     def _read(self, name: str, buffer: torch.Tensor, slots: Slots) -> torch.Tensor:
