@@ -73,7 +73,8 @@ def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> Sampl
     if inputs.mask is not None:
         apply_mask(logits, inputs.mask.words, inputs.mask.rows)
     logits = _without_banned(logits, inputs.banned)
-    ids, best = _first_maximum(logits), logits.amax(dim=-1)
+    ids = _first_maximum(logits)
+    best = logits.gather(1, ids[:, None])[:, 0]
     drawn = np.flatnonzero(inputs.temperature >= GREEDY_BELOW)
     if drawn.size:
         drawn = drawn[np.isfinite(best.cpu().numpy()[drawn])]
@@ -123,7 +124,7 @@ def _without_banned(logits: torch.Tensor, banned: dict[int, tuple[int, ...]]) ->
 
 
 def _first_maximum(logits: torch.Tensor) -> torch.Tensor:
-    """[n] lowest id of each row's highest logit. On a CPU numpy is ten times faster."""
+    """[n] lowest id of each row's highest logit, or of a NaN where it has one. On a CPU numpy is ten times faster."""
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
