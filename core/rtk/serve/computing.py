@@ -195,14 +195,14 @@ def usable_device(config: Config) -> str:
 
 
 def context_length(config: Config, own: int | None) -> int:
-    """The longest sequence that is served, of a model that can be served up to `own` tokens."""
+    """The longest sequence that is served, of a model that takes `own` tokens."""
     wanted = config.model.context_length
     length = own if wanted is None else wanted
     if length is None:
         raise ConfigError("the model's files name no context length; set model.context_length")
     if own is not None and length > own:
         raise ConfigError(
-            f"model.context_length = {length}: the model can be served up to {own} tokens; choose that or fewer"
+            f"model.context_length = {length}: the model takes at most {own} tokens; choose that or fewer"
         )
     return length
 
