@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,10 @@ def test_short_pieces_shorten_the_simulated_pause(simulation):
     whole, cut, mixed = (gap(simulation.Sizes(*s)) for s in ((1024, False), (128, False), (1024, True, 128)))
     assert cut > whole > 600
     assert 100 < mixed < 200
+
+
+def test_a_bench_beside_it_can_import_the_standard_librarys_profile():
+    code = f"import sys; sys.path.insert(0, {str(BENCH)!r}); import cProfile, profile; print(profile.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == Path(sysconfig.get_path("stdlib")) / "profile.py"
