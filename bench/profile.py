@@ -30,7 +30,7 @@ from typing import Any
 sys.path.append(sys.path.pop(0))  # the standard library has a module of this name, which goes first
 if __name__ == "profile":  # which is who was meant, by a bench of this folder that imports it
     del sys.modules["profile"]
-    import profile  # noqa: F401
+    import profile
 from soak_server import Server
 from stepping import Stepping
 from torch.overrides import TorchFunctionMode
