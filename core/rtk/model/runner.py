@@ -13,6 +13,7 @@ from rtk.errors import ModelError
 from rtk.model.bridge import Head, flat_logits, flat_logits_and_head
 from rtk.model.loader import LoadedModel
 from rtk.model.threads import one_thread
+from rtk.model.transfer import on_device
 from rtk.plugin import AttentionBackend, BatchView, LayerCall, Workspace
 from rtk.schedule.batch import SAMPLED_LAST, StepPlan
 
@@ -93,7 +94,7 @@ class ModelRunner:
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """On the device; where that computes by itself, nobody waits for it."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._loaded.device, non_blocking=True)
+        return on_device(array, self._loaded.device)
 
     def _view(self, plan: StepPlan) -> BatchView:
         """Enter the step's slots into the table, and describe the batch."""
