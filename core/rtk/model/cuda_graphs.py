@@ -30,7 +30,7 @@ Record = Callable[[Callable[[], None]], Replay]
 
 
 def sizes(most: int) -> list[int]:
-    """Rows of the graphs for steps of up to `most`, ascending: padding at most doubles few rows, and adds 15 to many."""
+    """Rows of the graphs for steps of up to `most`, ascending: padding doubles few at most, and adds 15 to many."""
     most = min(most, LARGEST)
     usual = [1, 2, 4, *range(8, 64, 8), *range(64, LARGEST, 16)]
     return [*(size for size in usual if size < most), most]
