@@ -20,25 +20,16 @@ import argparse
 import json
 import os
 import platform
-import random
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chunk_simulation import Figures, Sizes, scenarios
+from stepping import Stepping
 
-from rtk.cache.key import pack
-from rtk.config.load import config_from
-from rtk.model.store import fetch
-from rtk.plugin.host import installed
-from rtk.schedule.build import build_scheduler
-from rtk.schedule.messages import NewRequest
-from rtk.schedule.params import SamplingParams
-from rtk.schedule.settings import Settings
-from rtk.serve.computing import CHUNK_ON_CPU, MIXED_CHUNK_ON_CPU, Computing, choose_backend, load
-from rtk.serve.runtime import build_policies
+from rtk.serve.computing import CHUNK_ON_CPU, MIXED_CHUNK_ON_CPU
 
 PROMPT, CONTEXT, BESIDE = 2048, 256, 4
 PIECES = (64, 128, 256, 512, 1024, 2048)
@@ -52,6 +43,8 @@ SIZES = [
     *(Sizes(chunk, True, beside) for chunk in (512, 1024, 2048) for beside in (64, 128, 192, 256)),
 ]
 LONG = 1_000_000
+LONGEST = 400
+"""Tokens that those who decode may generate."""
 
 
 @dataclass(frozen=True)
@@ -63,36 +56,15 @@ class Step:
     decoding: int
 
 
-class Engine:
-    """The model, and a new scheduler for every run."""
+class Engine(Stepping):
+    """Steps that are timed."""
 
-    def __init__(self, threads: int) -> None:
-        keys = {"model.path": f"{fetch()}", "model.threads": threads, "cache.pool_tokens": 32768}
-        self._config = config_from({**keys, "model.dtype": "float32"})
-        self._computing: Computing = load(self._config, choose_backend(self._config, installed()), fetch(), 40000)
-        self._rng = random.Random(1)
-
-    def run(self, chunk: int, decoding: int, prompt: int, *, mixed: bool = True, steps: int = LONG) -> list[Step]:
+    def run(self, chunk: int, decoding: int, prompt: int, *, steps: int = LONG) -> list[Step]:
         """`decoding` requests decode when a prompt arrives; the steps until that is computed, at most so many."""
-        limits = replace(self._computing.limits, chunk_tokens=chunk + decoding)  # each of them takes one
-        scheduler = build_scheduler(
-            build_policies(self._config),
-            self._computing.executor,
-            limits,
-            cache_enabled=True,
-            settings=Settings(mixed_chunk=mixed),
-            pin_budget=None,
-            end_tokens=frozenset(),
-            match_stop=lambda *_: None,
-            clock=time.monotonic,
-            rng=random.Random(1),
-        )
-        for i in range(decoding):
-            scheduler.receive([self._request(f"d{i}", CONTEXT, 400)])
-        while decoding and scheduler.stats()["generated_tokens"] < 2 * decoding:
-            scheduler.step()
+        scheduler = self.scheduler(chunk=chunk + decoding)  # each of them takes one
+        self.decoding(scheduler, decoding, CONTEXT, LONGEST)
         if prompt:
-            scheduler.receive([self._request("prompt", prompt, 1)])
+            scheduler.receive([self.request("prompt", prompt, 1)])
         done: list[Step] = []
         while len(done) < steps and (not prompt or scheduler.accepted > decoding):
             before, begin = scheduler.stats(), time.perf_counter()
@@ -101,11 +73,6 @@ class Engine:
             computed = [int(after[name] - before[name]) for name in ("prefill_tokens", "decode_tokens")]
             done.append(Step(seconds, *computed))
         return done
-
-    def _request(self, rid: str, prompt: int, new: int) -> NewRequest:
-        tokens = [self._rng.randrange(1000, 40000) for _ in range(prompt)]
-        params = SamplingParams(temperature=0.0, max_new_tokens=new, ignore_eos=True)
-        return NewRequest(rid=rid, tokens=pack(tokens), params=params)
 
 
 def pieces(engine: Engine, rounds: int) -> Iterator[dict[str, float]]:

@@ -16,10 +16,13 @@ from rtk.plugin.testing.attention import Case, Scene
 from rtk_attention.triton import TritonOptions
 from rtk_attention.triton.backend import TritonAttention
 
-LONG = {  # checks that take more than a second
+LONG = {  # checks that take more than a second; the kernels read by slot, whatever the page size
     "equals the oracle: long decode",
     "equals the oracle: long chunk",
     "equals the oracle: window, long chunk",
+    "equals the oracle: mla, long chunk",
+    "equals the oracle: mla, page 64",
+    "equals the oracle: mla, a told prefix, page 64",
 }
 ALL = {"window": 40, "softcap": 5.0, "sinks": True}
 ROWS = ((1, 300), (3, 150), (1, 1), (70, 70), (1, 130))
@@ -45,11 +48,19 @@ def cases(*, few: bool):
         pairs = zip(dims, heads * 2, (*features, ALL), ("float32", "float16") * 3, strict=True)
     else:
         pairs = ((d, h, f, t) for d in dims for h in heads for f in features for t in ("float32", "float16"))
-    for (head_dim, v_head_dim), (kv_heads, q_heads), asked, dtype in pairs:
-        shape = KVShape(1, kv_heads, head_dim, v_head_dim, q_heads)
-        yield Case(
-            name=f"{head_dim} {q_heads}/{kv_heads} {dtype} {asked}", shape=shape, rows=ROWS, dtype=dtype, **asked
-        )
+    shapes = [(KVShape(1, kv, *dims, q), asked, dtype) for dims, (kv, q), asked, dtype in pairs]
+    if few:
+        shapes.append((latent(256, 32, 20), ALL, "float16"))
+    else:
+        latents = [latent(*sizes) for sizes in ((512, 64, 4), (512, 64, 40), (256, 64, 16), (256, 32, 20), (16, 8, 3))]
+        shapes += [(s, asked, dtype) for s in latents for asked in features for dtype in ("float32", "float16")]
+    for shape, asked, dtype in shapes:
+        yield Case(name=f"{shape} {dtype} {asked}", shape=shape, rows=ROWS, dtype=dtype, **asked)
+
+
+def latent(value: int, rest: int, q_heads: int) -> KVShape:
+    """A latent of that many entries that are the value, and of some that are not."""
+    return KVShape(1, 1, value + rest, value, q_heads, mla=True)
 
 
 def run(*, few: bool) -> Iterator[str]:

@@ -19,7 +19,7 @@ from rtk_attention.torch.backend import TorchAttention
 
 triton = pytest.importorskip("triton")
 
-from interpreted import ALL, Interpreted  # noqa: E402
+from interpreted import ALL, Interpreted, latent  # noqa: E402
 
 from rtk_attention.triton import TritonOptions, backend, kernels  # noqa: E402
 from rtk_attention.triton.work import Step  # noqa: E402
@@ -44,16 +44,17 @@ def test_the_kernels_give_what_the_oracle_gives():
     assert [line for line in lines if not line.startswith("passed ")] == [
         "skipped equals the oracle: in float64: does not declare float64",
         "skipped equals the oracle: in bfloat16: does not declare bfloat16",
+        "skipped equals the oracle: mla in bfloat16: does not declare bfloat16",
     ]
-    assert len(lines) == 45
+    assert len(lines) == 57
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_check_and_every_combination():
     lines = interpreted("all")
-    assert sum(line.startswith("skipped ") for line in lines) == 2
-    assert len(lines) == 44 + 6 * 3 * 5 * 2
+    assert sum(line.startswith("skipped ") for line in lines) == 3
+    assert len(lines) == 59 + (6 * 3 + 5) * 5 * 2
 
 
 def step(rows, *, programs=4, max_splits=32, **about):
@@ -142,6 +143,16 @@ def test_heads_that_are_too_wide_are_refused():
         backend.TritonAttention(TritonOptions()).layout(shape, 16, "bfloat16")
     assert str(caught.value) == (
         "attention plugin 'triton' takes heads of up to 256 dimensions, and the model's have 512; "
+        "use attention.backend = torch"
+    )
+
+
+def test_latents_that_are_too_wide_are_refused():
+    shape = KVShape(layers=1, kv_heads=1, head_dim=640, v_head_dim=512, q_heads=8, mla=True)
+    with pytest.raises(PluginError) as caught:
+        backend.TritonAttention(TritonOptions()).layout(shape, 16, "bfloat16")
+    assert str(caught.value) == (
+        "attention plugin 'triton' takes latents of up to 512 + 64 dimensions, and the model's have 512 + 128; "
         "use attention.backend = torch"
     )
 
@@ -235,15 +246,17 @@ def check(monkeypatch, folder, case, capability):
         assert used["STACK"] + used["LOCAL"] <= SPILLED, f"{about} spills: {used}"
 
 
-def variant(head_dim, v_head_dim, kv_heads, q_heads, dtype, asked):
-    shape = KVShape(1, kv_heads, head_dim, v_head_dim, q_heads)
-    name = f"{head_dim} {q_heads}/{kv_heads} {dtype} {asked}"
-    return Case(name=name, shape=shape, rows=((1, 30), (3, 9)), dtype=dtype, **asked)
+def variant(shape, dtype, asked):
+    return Case(name=f"{shape} {dtype} {asked}", shape=shape, rows=((1, 30), (3, 9)), dtype=dtype, **asked)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_the_kernels_can_be_compiled_ahead_of_time(capability, compiler, tmp_path, monkeypatch):
-    check(monkeypatch, tmp_path, variant(128, 128, 8, 32, "bfloat16", ALL), capability)
+    check(monkeypatch, tmp_path, variant(KVShape(1, 8, 128, 128, 32), "bfloat16", ALL), capability)
+
+
+def test_those_for_latents_can_be_compiled_too(compiler, tmp_path, monkeypatch):
+    check(monkeypatch, tmp_path, variant(latent(512, 64, 128), "bfloat16", {}), 90)
 
 
 @pytest.mark.slow
@@ -252,5 +265,7 @@ def test_the_kernels_can_be_compiled_ahead_of_time(capability, compiler, tmp_pat
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_variant_can_be_compiled_ahead_of_time(capability, dtype, compiler, tmp_path, monkeypatch):
     for dims in ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)):
-        for heads, asked in (((8, 32), ALL), ((1, 71), {})):
-            check(monkeypatch, tmp_path, variant(*dims, *heads, dtype, asked), capability)
+        for (kv_heads, q_heads), asked in (((8, 32), ALL), ((1, 71), {})):
+            check(monkeypatch, tmp_path, variant(KVShape(1, kv_heads, *dims, q_heads), dtype, asked), capability)
+    for value, rest, heads, asked in ((512, 64, 16, ALL), (512, 64, 128, {}), (256, 32, 40, {})):
+        check(monkeypatch, tmp_path, variant(latent(value, rest, heads), dtype, asked), capability)

@@ -635,7 +635,7 @@ def test_a_dry_run_fetches_nothing(folder: Path) -> None:
     ("args", "problem"),
     [
         (("--model", "no-such-model"), "unknown model 'no-such-model'"),
-        (("--context-length", "9999"), "model.context_length = 9999: the model was made for at most 2048 tokens"),
+        (("--context-length", "9999"), "model.context_length = 9999: the model takes at most 2048 tokens"),
         (("--page-size", "16385"), "schedule.max_prefill_tokens = 16384: prompts are cut at borders of pages, "),
         (("--device", "nothing"), "model.device = 'nothing': not usable here: "),
         (("--eviction", "broken"), "eviction plugin 'broken' of rtk-broken 0.3 (entry point 'e') cannot be built: "),

@@ -1,6 +1,7 @@
 """Every architecture that is served gives what transformers' own generate gives; the others are refused with a reason.
 
-Weights are random, biases and norms too. The way is the real one: checkpoint, loader, probe, fused layers, runner.
+Weights are random, biases and norms too. The way is the real one: checkpoint, loader, probe, fused layers, packed
+weights, runner.
 """
 
 import importlib.util
@@ -17,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rtk.errors import ModelError
 from rtk.model.fused import fuse_layers
+from rtk.model.linear import pack_linears
 from rtk.model.loader import load_model, read_outline
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
@@ -103,6 +105,7 @@ def test_it_gives_what_generate_gives(tmp_path: Path, name: str):
         assert needs.features == asked - {"latents"}
         assert needs.shape.mla == ("latents" in asked and "mla" in kinds)
         fuse_layers(loaded)
+        pack_linears(loaded)
         runner = make_runner(loaded, needs, slots=128, page_size=PAGE, rows=3, context_length=32)
         for (ids, logits), (own_ids, own) in zip(served(runner), wanted, strict=True):
             assert ids == own_ids

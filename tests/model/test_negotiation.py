@@ -1,6 +1,7 @@
 """What model, device and page size ask of an attention backend in vain, and the page size that follows."""
 
 import json
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from rtk.model.negotiation import compute_capability, conflicts, page_size
 from rtk.model.probe import Probe
 from rtk.plugin import Capabilities, KVShape
+from rtk.plugin.host import installed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NEEDS = Probe(KVShape(2, 2, 8, 8, 4), frozenset({"softcap", "sliding_window"}), "float32")
@@ -73,12 +75,15 @@ def test_pages_are_as_small_as_the_backend_takes_them(takes, expected):
 
 
 @pytest.mark.parametrize(("name", "expected"), [("flashmla", 64), ("trtllm_mla", 32)])
-def test_forced_pages(name, expected):
-    """The worked example."""
-    given = FORCED[name]
-    takes = frozenset(given if isinstance(given, list) else [given])
-    declared = Capabilities(frozenset({"cuda"}), frozenset({"bfloat16"}), takes)
+def test_forced_pages(monkeypatch, name, expected):
+    """The worked example, of what the backends themselves declare."""
+    takes = FORCED[name] if isinstance(FORCED[name], list) else [FORCED[name]]
+    declared = pkgutil.resolve_name(installed().get("attention", name).plugin.target).capabilities
+    assert declared.page_sizes == set(takes)
+    (major,) = declared.compute_capabilities
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     assert page_size(declared, None) == expected
-    assert conflicts(declared, None, CUDA, expected) == []
-    shown = ", ".join(map(str, sorted(takes)))
-    assert conflicts(declared, None, CUDA, 16) == [f"cache.page_size = 16 (it takes {shown})"]
+    assert [size for size in (1, 16, 32, 64, 128) if not conflicts(declared, LATENT, CUDA, size)] == takes
+    shown = ", ".join(map(str, takes))
+    assert conflicts(declared, LATENT, CUDA, 16) == [f"cache.page_size = 16 (it takes {shown})"]
+    assert conflicts(declared, LATENT, CUDA, None) == []

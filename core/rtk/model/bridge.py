@@ -163,11 +163,15 @@ def flat_logits_and_head(
     (answer,) = answers
 
     def head(which: torch.Tensor) -> torch.Tensor:
+        own = vars(body).get("forward")
         body.forward = lambda *_, **__: answer
         try:
             return flat_logits(model, attention, tokens, positions, which)
         finally:
-            del body.forward
+            if own is None:
+                del body.forward
+            else:
+                body.forward = own
 
     return logits, head
 

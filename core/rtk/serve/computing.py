@@ -73,6 +73,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     from rtk.cache.pool import KVPool
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
+    from rtk.model.linear import pack_linears
     from rtk.model.loader import load_model, read_outline
     from rtk.model.probe import probe
     from rtk.model.runner import ModelRunner
@@ -85,8 +86,9 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     settled = choice.settled(lambda kinds: probe(loaded, kinds))
     log.info(settled.told)
     layout = settled.layout
-    limits, reason = _limits(config, loaded, layout)
     fuse_layers(loaded)
+    pack_linears(loaded)
+    limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
@@ -193,14 +195,14 @@ def usable_device(config: Config) -> str:
 
 
 def context_length(config: Config, own: int | None) -> int:
-    """The longest sequence that is served, of a model that was made for `own` tokens."""
+    """The longest sequence that is served, of a model that takes `own` tokens."""
     wanted = config.model.context_length
     length = own if wanted is None else wanted
     if length is None:
         raise ConfigError("the model's files name no context length; set model.context_length")
     if own is not None and length > own:
         raise ConfigError(
-            f"model.context_length = {length}: the model was made for at most {own} tokens; choose that or fewer"
+            f"model.context_length = {length}: the model takes at most {own} tokens; choose that or fewer"
         )
     return length
 

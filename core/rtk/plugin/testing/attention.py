@@ -143,12 +143,15 @@ CASES = (
         scattered=False,
     ),
     *(Case(name=f"in {dtype}", dtype=dtype) for dtype in DTYPE_BYTES),
-    *(Case(name=f"mla, page {p}", shape=MLA, page_size=p, about_pages=True) for p in (1, 64)),
+    *(
+        Case(name=f"mla, page {p}", rows=((1, 1), (1, 70), (7, 7), (30, 75)), shape=MLA, page_size=p, about_pages=True)
+        for p in (1, 64)
+    ),
     Case(name="mla, decode only", shape=MLA, rows=((1, 5), (1, 130), (1, 300), (1, 1)), page_size=64),
     Case(name="mla, long decode", shape=MLA, rows=((1, 700), (1, 600))),
     Case(name="mla, one cold prompt", shape=MLA, rows=((40, 40),), scattered=False, page_size=64),
     Case(name="mla, long chunk", shape=MLA, rows=((150, 400), (1, 300)), page_size=64),
-    Case(name="mla, 64 heads", shape=replace(MLA, q_heads=64), rows=((1, 70), (3, 50)), page_size=64),
+    Case(name="mla, 64 heads", shape=replace(MLA, q_heads=64), rows=((1, 70), (1, 50)), page_size=64),
     Case(name="mla, scaling of its own", shape=MLA, rows=((1, 20), (5, 30)), scaling=0.1),
     *(
         Case(

@@ -18,7 +18,7 @@ Plan = tuple[StepIndex, Workspace, Parts | None]
 
 
 class TorchAttention(PlainPool):
-    """Works in whatever type the model works in, float64 included."""
+    """Works in whatever type the model works in, float64 included. On a CPU by `parts`, where its kernel can."""
 
     capabilities = Capabilities(
         devices=frozenset({"cpu", "cuda"}),

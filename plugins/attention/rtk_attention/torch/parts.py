@@ -73,9 +73,9 @@ class Span:
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> Answer:
         """Query heads that read one K/V head are further rows of one product."""
         n, kv_heads, group, dim = q.shape
-        q = q.permute(1, 0, 2, 3).reshape(1, kv_heads, n * group, dim)
+        q = q.permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)  # a view of what lies head by head
         out, lse = KERNEL(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scaling)
-        return out.view(kv_heads, n, group, dim).transpose(0, 1), lse.view(kv_heads, n, group).transpose(0, 1)
+        return out.view(kv_heads, group, n, dim).permute(2, 0, 1, 3), lse.view(kv_heads, group, n).permute(2, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,46 +97,48 @@ class Parts:
     def __init__(self, batch: BatchView, workspace: Workspace) -> None:
         self._batch = batch
         self._workspace = workspace
-        self._ends = np.cumsum(batch.q_lens, dtype=np.int64)
         self._table: NDArray[np.int32] = batch.req_to_token.numpy()
+        self._firsts = np.cumsum(batch.q_lens, dtype=np.int64) - batch.q_lens
+        self._order: torch.Tensor | None = None  # of the queries, such that each base has some that follow one another
+        self._back: torch.Tensor | None = None
         self._bases: list[Part] | None = None
         self._further: list[Part] = []
-        self._picks = False  # whether a part has queries here and there
 
     def suit(self, kv: Mapping[str, torch.Tensor], call: LayerCall) -> bool:
-        """Whether the kernel can compute this layer."""
+        """Whether the kernel can compute this layer: it wants values as long as keys, and a latent stands for both."""
         window = call.sliding_window
         hides = window is not None and window < int(self._batch.kv_lens.max())
-        return call.softcap is None and not hides and "v" in kv and kv["k"].shape == kv["v"].shape
+        return call.softcap is None and not hides and kv["k"].shape == kv.get("v", kv["k"]).shape
 
     def attend(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> torch.Tensor:
         """One layer, see `AttentionBackend.forward`."""
         if self._bases is None:
             self._bases = list(self._plan(q.dtype))
-            self._picks = any(isinstance(part.queries, torch.Tensor) for part in (*self._bases, *self._further))
-        q = q.contiguous() if self._picks or q.stride(-1) != 1 else q
+        if self._order is not None:
+            q = q.contiguous().index_select(0, self._order)  # of what lies in another order, selecting costs more
+        elif q.stride(-1) != 1:
+            q = q.contiguous()
         q = q.view(len(q), kv["k"].shape[1], -1, q.shape[2])
         out, sums = self._base(q, kv, call)
         for part in self._further:
             _join(out, sums, part.queries, *self._part(part, q, kv, call))
         if call.sinks is not None:
             out = out * torch.sigmoid(sums - call.sinks.to(sums.dtype).view(sums.shape[1:]))[..., None].to(out.dtype)
-        return out.flatten(1, 2)
+        out = out[..., : call.v_head_dim].flatten(1, 2)
+        return out if self._back is None else out.index_select(0, self._back)
 
     def _base(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> Answer:
         """The first part of every query."""
         assert self._bases is not None, "planned"
-        if len(self._bases) == 1:
-            return self._part(self._bases[0], q, kv, call)
-        out = q.new_empty(q.shape)
-        sums = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-        for part in self._bases:
-            for whole, own in zip((out, sums), self._part(part, q, kv, call), strict=True):
-                _put(whole, part.queries, own)
-        return out, sums
+        answers = [self._part(part, q, kv, call) for part in self._bases]
+        if len(answers) == 1:
+            return answers[0]
+        outs, sums = zip(*answers, strict=True)
+        return torch.cat(outs), torch.cat(sums)
 
     def _part(self, part: Part, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall) -> Answer:
-        k, v = (self._read(name, kv[name], part.slots) for name in ("k", "v"))
+        k = self._read("k", kv["k"], part.slots)
+        v = self._read("v", kv["v"], part.slots) if "v" in kv else k
         return part.attend(_pick(q, part.queries), k, v, call.scaling)
 
     def _read(self, name: str, buffer: torch.Tensor, slots: Slots) -> torch.Tensor:
@@ -150,25 +152,42 @@ class Parts:
     # --- planning -----------------------------------------------------------------------------------------------
 
     def _plan(self, dtype: torch.dtype) -> Iterator[Part]:
-        """The parts that cover every query once; the further ones are put aside. O(sum of kv_lens) at memory speed."""
-        for run in self._batch.shared:
-            slots = self._slots(int(run.rows[0]), run.start, run.stop)
-            queries = self._queries(run.rows)
-            self._further += (Span(queries, keys) for keys in _stretches(slots, SHARED_VIEW))
+        """The parts that cover every query once, in order; the further ones are put aside.
+
+        `dtype` is that of the masks. O(sum of kv_lens) at memory speed.
+        """
         single = self._batch.q_lens == 1
         tails: dict[int, NDArray[np.int32]] = {}
+        further: list[tuple[NDArray[Any], Slots]] = []
+        for run in self._batch.shared:
+            slots = self._slots(int(run.rows[0]), run.start, run.stop)
+            further += ((run.rows, keys) for keys in _stretches(slots, SHARED_VIEW))
         for row, slots in self._own():
-            queries = self._queries(np.array([row]))
-            if not single[row]:
-                self._further += (Span(queries, keys) for keys in _stretches(slots, VIEW))
-            elif len(slots) < VIEW:
+            if single[row] and len(slots) < VIEW:
                 tails[row] = slots
-            else:
-                *views, tails[row] = _cut(slots, VIEW)
-                self._further += (Span(queries, _run(view)) for view in views)
-        yield from self._buckets(tails, dtype)
-        for row in np.flatnonzero(~single).tolist():
+                continue
+            stretches = _cut(slots, VIEW)
+            if single[row]:
+                tails[row] = stretches.pop()
+            further += ((np.array([row]), _run(stretch)) for stretch in stretches)
+        rows, lens = np.array([*tails], np.int64), np.array([*map(len, tails.values())], np.int64)
+        groups, longer = list(buckets(rows, lens)), np.flatnonzero(~single)
+        self._arrange(np.concatenate([*groups, longer]))
+        for group in groups:
+            yield self._bucket(group, [tails[row] for row in group.tolist()], dtype)
+        for row in longer.tolist():
             yield from self._triangles(row)
+        self._further += (Span(self._queries(some), keys) for some, keys in further)
+
+    def _arrange(self, rows: NDArray[np.int64]) -> None:
+        """Put the queries into the order of these rows, which are all."""
+        if (np.diff(rows) > 0).all():
+            return
+        counts = self._batch.q_lens[rows]
+        firsts = np.cumsum(counts) - counts
+        order = np.repeat(self._firsts[rows] - firsts, counts) + np.arange(int(counts.sum()))
+        self._firsts[rows] = firsts
+        self._order, self._back = torch.from_numpy(order), torch.from_numpy(np.argsort(order))
 
     def _own(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
         """Slots of each row that no run tells of, without those of a longer row's new tokens."""
@@ -186,30 +205,25 @@ class Parts:
             if len(slots):
                 yield row, slots
 
-    def _buckets(self, tails: dict[int, NDArray[np.int32]], dtype: torch.dtype) -> Iterator[Part]:
-        """`dtype` is that of the masks."""
-        rows, lens = np.array([*tails], np.int64), np.array([*map(len, tails.values())], np.int64)
-        for some in buckets(np.arange(len(rows)), lens):
-            picked, longest = rows[some], int(lens[some].max())
-            if len(some) == 1:
-                yield Bucket(self._queries(picked), _run(tails[int(picked[0])]), 1, None)
-                continue
-            slots = np.empty((len(some), longest), np.int64)
-            for into, row in zip(slots, picked.tolist(), strict=True):
-                own = tails[row]
-                into[: len(own)], into[len(own) :] = own, own[-1]
-            hidden = np.arange(longest) >= lens[some][:, None]
-            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-            keys = torch.from_numpy(slots.reshape(-1))
-            yield Bucket(self._queries(picked), keys, len(some), mask[:, None, None] if hidden.any() else None)
+    def _bucket(self, rows: NDArray[np.int64], tails: list[NDArray[np.int32]], dtype: torch.dtype) -> Bucket:
+        if len(rows) == 1:
+            return Bucket(self._queries(rows), _run(tails[0]), 1, None)
+        lens = np.array([*map(len, tails)])
+        slots = np.empty((len(rows), int(lens.max())), np.int64)
+        for into, own in zip(slots, tails, strict=True):
+            into[: len(own)], into[len(own) :] = own, own[-1]
+        hidden = np.arange(slots.shape[1]) >= lens[:, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+        keys = torch.from_numpy(slots.reshape(-1))
+        return Bucket(self._queries(rows), keys, len(rows), mask[:, None, None] if hidden.any() else None)
 
     def _triangles(self, row: int) -> Iterator[Part]:
         """Blocks of a row's new tokens; what lies before each block are further parts."""
-        end, q_len, kv_len = (int(of[row]) for of in (self._ends, self._batch.q_lens, self._batch.kv_lens))
+        begin, q_len, kv_len = (int(of[row]) for of in (self._firsts, self._batch.q_lens, self._batch.kv_lens))
         slots = self._slots(row, kv_len - q_len, kv_len)
         for first in range(0, q_len, BLOCK):
             stop = min(first + BLOCK, q_len)
-            queries = slice(end - q_len + first, end - q_len + stop)
+            queries = slice(begin + first, begin + stop)
             yield Triangle(queries, _run(slots[first:stop]))
             if first:
                 self._further.append(Span(queries, _run(slots[:first])))
@@ -219,11 +233,12 @@ class Parts:
 
     def _queries(self, rows: NDArray[Any]) -> Slots:
         """All queries of some rows; a slice where they follow one another."""
-        ends, counts = self._ends[rows], self._batch.q_lens[rows]
-        if int(ends[-1] - ends[0] + counts[0]) == int(counts.sum()):
-            return slice(int(ends[0] - counts[0]), int(ends[-1]))
-        starts = np.repeat(ends - np.cumsum(counts), counts)
-        return torch.from_numpy(starts + np.arange(len(starts)))
+        rows = rows[np.argsort(self._firsts[rows])]
+        firsts, counts = self._firsts[rows], self._batch.q_lens[rows]
+        if int(firsts[-1] - firsts[0] + counts[-1]) == int(counts.sum()):
+            return slice(int(firsts[0]), int(firsts[-1] + counts[-1]))
+        ahead = np.cumsum(counts) - counts
+        return torch.from_numpy(np.repeat(firsts - ahead, counts) + np.arange(int(counts.sum())))
 
 
 def _cut(slots: NDArray[np.int32], least: int) -> list[NDArray[np.int32]]:
@@ -256,16 +271,13 @@ def _join(out: torch.Tensor, sums: torch.Tensor, queries: Slots, more: torch.Ten
     """Weight what some queries have seen so far, and what they see in one more part, by the sums of both."""
     seen = _pick(sums, queries)
     weight = torch.sigmoid(more_sums - seen)[..., None].to(out.dtype)
-    _put(out, queries, torch.lerp(_pick(out, queries), more, weight))
-    _put(sums, queries, torch.logaddexp(seen, more_sums))
+    if isinstance(queries, slice):
+        out[queries].lerp_(more, weight)
+        sums[queries] = torch.logaddexp(seen, more_sums)
+    else:
+        out.index_copy_(0, queries, _pick(out, queries).lerp_(more, weight))
+        sums.index_copy_(0, queries, torch.logaddexp(seen, more_sums))
 
 
 def _pick(whole: torch.Tensor, queries: Slots) -> torch.Tensor:
     return whole[queries] if isinstance(queries, slice) else whole.index_select(0, queries)
-
-
-def _put(whole: torch.Tensor, queries: Slots, values: torch.Tensor) -> None:
-    if isinstance(queries, slice):
-        whole[queries] = values
-    else:
-        whole.index_copy_(0, queries, values)

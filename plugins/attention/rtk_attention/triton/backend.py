@@ -204,19 +204,19 @@ def padded(dim: int) -> int:
 def extend_tiles(k: Keys, dtype: torch.dtype) -> Tiles:
     """Such that registers suffice, but for a few bytes, on sm_80, sm_90a and sm_100a; nothing is tuned at run time."""
     if dtype == torch.float32:
-        return Tiles(32, 32, 4, 1) if k.width <= 64 else Tiles(16, 32, 8, 1)
+        return Tiles(32, 32, 4, 1) if k.width <= 64 else Tiles(16, 32 if k.width <= MAX_HEAD_DIM else 16, 8, 1)
     if k.width <= 64:
         return Tiles(128, 64, 8, 2)
-    if k.width > MAX_HEAD_DIM:
-        return Tiles(32, 32, 8, 2)
-    return Tiles(64, 64 if k.width <= 128 else 32, 8, 2)
+    if k.width <= MAX_HEAD_DIM:
+        return Tiles(64, 64 if k.width <= 128 else 32, 8, 2)
+    return Tiles(32, 32, 8, 2)
 
 
 def decode_tiles(k: Keys, dtype: torch.dtype, group: int) -> Tiles:
     """Query heads that share a K/V head are read together, up to 32 of them."""
     if dtype == torch.float32:
-        return Tiles(HEADS, 32, 4 if k.width <= 64 else 8, 1)
+        return Tiles(HEADS, 32 if k.width <= MAX_HEAD_DIM else 16, 4 if k.width <= 64 else 8, 1)
     heads = min(max(HEADS, triton.next_power_of_2(group)), 32)
-    if k.width > MAX_HEAD_DIM:
-        return Tiles(heads, 32, 8, 2)
-    return Tiles(heads, 64 if k.width <= 128 else 32, 4, 2)
+    if k.width <= MAX_HEAD_DIM:
+        return Tiles(heads, 64 if k.width <= 128 else 32, 4, 2)
+    return Tiles(heads, 32, 8, 2)

@@ -36,6 +36,21 @@ def _load_queries(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load_values(  # type: ignore[no-untyped-def]
+    v,
+    slot,
+    there,
+    v_slot,
+    v_dim,
+    v_head_dim: tl.constexpr,
+    block_v: tl.constexpr,
+):
+    dims = tl.arange(0, block_v)
+    inside = there[:, None] & (dims < v_head_dim)[None, :]
+    return tl.load(v + slot[:, None] * v_slot + dims[None, :] * v_dim, mask=inside, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _add_keys(  # type: ignore[no-untyped-def]
     peak,
     total,
@@ -72,17 +87,12 @@ def _add_keys(  # type: ignore[no-untyped-def]
     `masked` is False where every query sees every key. `queries` are positions; `k` and `v` point at the head.
     """
     dims = tl.arange(0, block_d)
-    v_dims = tl.arange(0, block_v)
     for at in range(start, stop, block_n):
         keys = at + tl.arange(0, block_n)
         there = keys < end
         slot = tl.load(slots + keys, mask=there, other=0).to(tl.int64)
         if rest_dim > 0:
-            value = tl.load(
-                v + slot[:, None] * v_slot + v_dims[None, :] * v_dim,
-                mask=there[:, None] & (v_dims < v_head_dim)[None, :],
-                other=0.0,
-            )
+            value = _load_values(v, slot, there, v_slot, v_dim, v_head_dim, block_v)
             rest = tl.arange(0, block_r)
             key = tl.load(
                 k + slot[None, :] * k_slot + (head_dim + rest)[:, None] * k_dim,
@@ -110,11 +120,7 @@ def _add_keys(  # type: ignore[no-untyped-def]
         weight = tl.exp2(score - base[:, None])
         keep = tl.exp2(peak - base)
         if rest_dim == 0:
-            value = tl.load(
-                v + slot[:, None] * v_slot + v_dims[None, :] * v_dim,
-                mask=there[:, None] & (v_dims < v_head_dim)[None, :],
-                other=0.0,
-            )
+            value = _load_values(v, slot, there, v_slot, v_dim, v_head_dim, block_v)
         total = total * keep + tl.sum(weight, 1)
         acc = tl.dot(weight.to(value.dtype), value, acc * keep[:, None], input_precision="ieee")
         peak = higher
