@@ -120,9 +120,9 @@ def instrument(engine: Stepping, watch: Stopwatch) -> None:
     import rtk.model.inline_executor as inline
     import rtk.model.runner as runner
 
-    watch.wrap(engine.backend.attention, "plan", "plan")
-    watch.wrap(engine.backend.attention, "write", "attention")
-    watch.wrap(engine.backend.attention, "forward", "attention")
+    watch.wrap(engine.backend.taken.attention, "plan", "plan")
+    watch.wrap(engine.backend.taken.attention, "write", "attention")
+    watch.wrap(engine.backend.taken.attention, "forward", "attention")
     watch.wrap(inline, "sample", "sample")
     watch.wrap(inline.InlineStep, "result", "sample")
     watch.wrap(runner, "flat_logits", "rest")

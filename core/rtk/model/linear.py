@@ -18,7 +18,7 @@ from torch import nn
 
 from rtk.model.loader import LoadedModel
 from rtk.model.record import record
-from rtk.model.threads import one_thread
+from rtk.model.threads import in_parallel, one_thread
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[..., in] to [..., out]."""
@@ -34,7 +34,10 @@ CLOSE = 1e-5
 
 
 class Mkl:
-    """Intel's kernel: on its processors with AVX-512 the fastest for every number of rows."""
+    """Intel's kernel: on its processors with AVX-512 the fastest for every number of rows.
+
+    A pack is divided among the threads there are when it is made: one made by a single thread is computed by one.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._compute = torch.ops.mkl._mkl_linear.default
@@ -105,9 +108,11 @@ class Packer:
 def _packs(weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[Linear]:
     for kernel in kernels():
         try:
-            yield kernel(weight, bias)
+            make: Callable[[], Linear] = functools.partial(kernel, weight, bias)
+            made = in_parallel(make)
         except (AttributeError, RuntimeError, TypeError):
             continue  # a torch that was built without it, or whose operator takes something else
+        yield made
 
 
 def _agree(made: Linear, plain: Linear, width: int, rows: Sequence[int]) -> bool:

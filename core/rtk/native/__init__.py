@@ -1,0 +1,93 @@
+"""Small kernels in C++ for what torch does in many steps on a CPU: built on the machine that runs them, by its compiler.
+
+They are an addition: whoever uses them computes the same without them, more slowly, where there is no compiler. A
+library is plain functions over pointers; nothing of torch is compiled, so a build takes seconds, once for each source,
+compiler and processor. Kernels use the OpenMP runtime that torch brought: two runtimes would have twice as many workers
+as there are cores, each waiting actively for its next turn.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from rtk.errors import one_line
+
+log = logging.getLogger(__name__)
+
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+LIMIT_S = 120
+
+
+class Unavailable(ImportError):
+    """The kernels cannot be had on this machine; says why, and what would help."""
+
+
+@functools.cache
+def library(source: Path, cache: Path) -> ctypes.CDLL:
+    """The functions of a source file, compiled into the folder `cache` unless they are there. Raises `Unavailable`."""
+    if platform.system() != "Linux":
+        raise Unavailable(f"{source.stem} kernels are built on Linux only")
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise Unavailable(f"{source.stem} kernels need a C++ compiler; install g++ or clang++")
+    openmp = _openmp()
+    if openmp is None:
+        raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
+    text = source.read_bytes()
+    built = cache / f"{source.stem}-{_digest(text, compiler, str(openmp))}.so"
+    try:
+        if not built.is_file():
+            _build(compiler, source, openmp, built)
+        return ctypes.CDLL(str(built))
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{source.stem} kernels cannot be built or loaded: {one_line(error)}") from error
+
+
+def _openmp() -> Path | None:
+    """The OpenMP runtime that torch loaded into this process."""
+    import torch  # noqa: F401 - loads it
+
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "libgomp" in line}
+    return Path(sorted(paths)[0]) if len(paths) == 1 else None
+
+
+def _digest(*parts: bytes | str) -> str:
+    """Of everything that a build depends on: the compiler's version and the processor's features, too."""
+    digest = hashlib.sha256()
+    version = subprocess.run([parts[1], "--version"], capture_output=True, check=False, timeout=LIMIT_S).stdout
+    for part in (*parts, version, _processor(), *FLAGS):
+        digest.update(part if isinstance(part, bytes) else part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _build(compiler: str, source: Path, openmp: Path, built: Path) -> None:
+    """Complete or not there at all: several processes may build at once."""
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        made = Path(folder) / built.name
+        # The object is linked by hand: what -fopenmp would link is the system's runtime, beside torch's.
+        objects = Path(folder) / "kernels.o"
+        for command in (
+            [compiler, *FLAGS, "-c", str(source), "-o", str(objects)],
+            [compiler, "-shared", str(objects), str(openmp), "-o", str(made)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+            if done.returncode:
+                raise OSError(f"{Path(compiler).name}: {one_line(done.stderr) or done.returncode}")
+        os.replace(made, built)
+    log.info("built %s", built)
