@@ -31,7 +31,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from rtk.model.logprobs import told
 from rtk.model.sampler import sample
 from rtk.model.store import resolve_model
 from rtk.plugin.host import installed
-from rtk.schedule.batch import SampleInputs
+from rtk.schedule.batch import Bias, Mask, Penalties, SampleInputs
 
 STARTING = 20.0
 """Seconds that a part takes before it does anything; with less, none is begun."""
@@ -142,6 +142,46 @@ def inputs(rng: np.random.Generator, rows: int) -> SampleInputs:
     )
 
 
+@contextlib.contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """As far as torch notices that the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def altered(rng: np.random.Generator, logits: torch.Tensor, asked: SampleInputs, device: str) -> Iterator[str]:
+    """Everything that is done to logits, to greedy rows: what differs from the host. The host waits for nothing."""
+    rows, width = logits.shape
+    every, tokens = np.arange(rows, dtype=np.int32), rng.integers(0, width, 3 * rows).astype(np.int32)
+    ones, threes = np.ones(rows, np.float32), np.full(rows, 3, np.int32)
+    words = rng.integers(-(2**31), 2**31, (rows, -(-width // 32))).astype(np.int32)
+    given = replace(
+        asked,
+        temperature=0 * ones,
+        banned={row: (0, row + 1) for row in range(rows)},
+        mask=Mask(every, words),
+        penalties=Penalties(every, threes, tokens, threes.repeat(3), 1.3 * ones, ones / 2, ones / 4),
+        bias=Bias(every, tokens[:rows], ones),
+        logprobs=dict.fromkeys(range(rows), 5),
+    )
+    found = []
+    for where in ("cpu", device):
+        own = logits.to(where, copy=True)
+        if where == "cuda":
+            sample(own.clone(), given, width)  # compiles
+        with waiting_is_an_error() if where == "cuda" else contextlib.nullcontext():
+            made = [sample(own, one, width) for one in (given, asked)]
+        found.append(made[0].result())
+    if found[0].tokens != found[1].tokens:
+        yield "other tokens where logits are altered"
+    for own, other in zip(*(one.logprobs.values() for one in found), strict=True):
+        if own[0].token == other[0].token and abs(own[0].logprob - other[0].logprob) > 1e-4:
+            yield "other log-probabilities"
+
+
 def milliseconds(run: Callable[[], Any], device: str, rounds: int) -> float:
     """Median."""
     took = []
@@ -163,10 +203,7 @@ def sampling(settings: Settings) -> Outcome:
         logits = torch.from_numpy(rng.normal(0, 3, (rows, width)).astype(np.float32))
         asked, there, every = inputs(rng, rows), logits.to(device), np.arange(rows)
         differing = int((draw(there, asked, every).cpu() != sample(logits, asked, width).ids).sum())
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-            sample(there, asked, width)
-            torch.cuda.set_sync_debug_mode("default")
+        problems += [f"{rows} x {width}: {problem}" for problem in altered(rng, logits, asked, device)]
         ties = logits.round()
         best, of_device = (told(t, t.argmax(dim=-1), 20, width).ids.cpu() for t in (ties, ties.to(device)))
         if not torch.equal(best, of_device) or not torch.equal(ties.argmax(-1), ties.to(device).argmax(-1).cpu()):
@@ -361,7 +398,7 @@ def apart(part: str, settings: Settings, limit: float) -> Outcome:
     """A part, in a process of its own, which is ended after `limit` seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcome.json"
-        command = [sys.executable, __file__, "--here", "--parts", part, "--seconds", f"{settings.seconds:g}"]
+        command = [sys.executable, __file__, "--here", "--quiet", "--parts", part, "--seconds", f"{settings.seconds:g}"]
         command += ["--model", settings.model, "--json", str(file), *["--tiny"] * settings.tiny]
         with subprocess.Popen(command, start_new_session=True) as process:
             try:
@@ -405,6 +442,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, metavar="NAME", help=", ".join(parts))
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--here", action="store_true")
+    parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     begin, cuda = time.monotonic(), torch.cuda.is_available()
     if not cuda and not args.tiny:
@@ -417,7 +455,7 @@ def main(arguments: Sequence[str]) -> int:
             found[part] = outcome
     device = torch.cuda.get_device_name() if cuda else "cpu"
     took = time.monotonic() - begin
-    if len(args.parts) > 1 or not args.here:
+    if not args.quiet:
         print(f"\n{device}, torch {torch.__version__}, {model}, {took:.0f} s")
         for part, outcome in found.items():
             print(f"{part:24}{outcome.verdict:12}{outcome.told}")

@@ -103,6 +103,19 @@ def test_rows_that_are_drawn_otherwise_are_a_failure(run, monkeypatch):
     assert (code, told["parts"]["sampling"]["told"]) == (1, "2 of 2 rows are drawn otherwise than on the host")
 
 
+def test_logits_that_are_altered_otherwise_are_a_failure(run, monkeypatch):
+    sample, calls = run.sample, []
+
+    def other(logits, given, width):
+        calls.append(given)
+        on_device = len(calls) == 4  # after the host's draws, and its two steps of altered rows
+        return sample(-logits if on_device else logits, given, width)
+
+    monkeypatch.setattr(run, "sample", other)
+    code, told = run.told_by("--here", "--parts", "sampling")
+    assert (code, told["parts"]["sampling"]["told"]) == (1, "2 x 500: other tokens where logits are altered")
+
+
 def test_a_part_that_breaks_fails_alone(run, monkeypatch):
     monkeypatch.setattr(run, "draw", None)
     code, told = run.told_by("--here", "--parts", "sampling", "attention triton")
@@ -135,12 +148,12 @@ def test_a_process_that_does_not_answer_fails_alone(run, monkeypatch, tmp_path, 
 def test_a_part_in_a_process_of_its_own_answers_in_json(run, monkeypatch, tmp_path):
     program = """
 import json, sys
-outcome = {"verdict": "passed", "told": " ".join(sys.argv[1:6]), "data": {"a": 1}}
+outcome = {"verdict": "passed", "told": " ".join(sys.argv[1:7]), "data": {"a": 1}}
 open(sys.argv[sys.argv.index("--json") + 1], "w").write(json.dumps({"parts": {"attention x": outcome}}))
 """
     (tmp_path / "program.py").write_text(program)
     monkeypatch.setattr(run, "__file__", str(tmp_path / "program.py"))
-    told = "--here --parts attention x --seconds 7"
+    told = "--here --quiet --parts attention x --seconds 7"
     assert run.apart("attention x", run.Settings(7, "m", tiny=True), 60) == run.Outcome("passed", told, {"a": 1})
 
 

@@ -204,8 +204,10 @@ def test_other_steps_are_computed_as_ever(zoo):
 
 def test_where_memory_does_not_suffice_for_a_graph_its_steps_take_none(zoo, caplog):
     full = torch.OutOfMemoryError("no memory")
+    ended = RuntimeError("the capture was cut short")
+    ended.__context__ = full
     with caplog.at_level(logging.INFO, "rtk.model.cuda_graphs"):
-        runner, record = captured(zoo.load("llama"), record=Recorder(full, None, full))
+        runner, record = captured(zoo.load("llama"), record=Recorder(full, None, ended))
     requests = Requests(runner, PROMPTS)
     requests.decode(range(5))
     assert record.replays == 0

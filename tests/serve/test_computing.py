@@ -118,7 +118,7 @@ def test_an_engine_that_replays_answers_like_one_that_does_not(zoo, monkeypatch)
     for captured in (False, True):
         with monkeypatch.context() as patch:
             patch.setattr("rtk.serve.computing.graphs", lambda *_, captured=captured: captured)
-            patch.setattr("rtk.model.cuda_graphs.cuda_recorder", lambda: run_again)
+            patch.setattr("rtk.model.cuda_graphs.cuda_recorder", lambda device: run_again)
             patch.setattr("rtk_attention.torch.backend.TorchAttention", Again)
             computing = build(zoo, schedule__max_running=3, attention__backend="torch", cache__pool_tokens=512)
             config = config_from({"model.path": "m"})

@@ -36,18 +36,24 @@ def sizes(most: int) -> list[int]:
     return [*(size for size in usual if size < most), most]
 
 
-def cuda_recorder() -> Record:
-    """Records on the current CUDA device; what it records shares one pool of memory."""
-    pool = torch.cuda.graph_pool_handle()
+def cuda_recorder(device: torch.device) -> Record:
+    """Records on a CUDA device; what it records shares one pool of memory."""
+    with torch.cuda.device(device):
+        pool = torch.cuda.graph_pool_handle()
 
     def record(run: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         # In this mode what other threads do with the device does no harm.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             run()
         return graph.replay
 
     return record
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Whether that is what it comes from: a capture that it has cut short may end with an error of its own."""
+    return error is not None and (isinstance(error, torch.OutOfMemoryError) or _out_of_memory(error.__context__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +103,10 @@ class DecodeGraphs:
         for rows in reversed(sizes(most)):
             try:
                 self._graphs.insert(0, self._captured(rows, record))
-            except torch.OutOfMemoryError:
-                failures.append(f"none for {rows} rows: memory does not suffice")
             except Exception as error:  # noqa: BLE001 - whatever cannot be captured can be computed without
+                if _out_of_memory(error):
+                    failures.append(f"none for {rows} rows: memory does not suffice")
+                    continue
                 failures.append(f"none for {rows} rows or fewer: {one_line(error)}")
                 break
         if self._graphs:

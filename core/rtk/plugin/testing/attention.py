@@ -535,7 +535,8 @@ def check_replay(backend: AttentionBackend) -> None:
     scenes = [Scene(backend, replace(case, window=window), layer) for layer, window in enumerate(windows)]
     buffers = [scene.before(range(len(lens))) for scene in scenes]
     first, *later = (range(at, at + 3) for at in range(0, len(lens), 3))
-    workspace, inputs = Workspace(scenes[0].device), [scene.new(first) for scene in scenes]
+    device = scenes[0].device
+    workspace, inputs = Workspace(device), [scene.new(first) for scene in scenes]
     slots = scenes[0].view(first).slots.clone()
     outputs: list[torch.Tensor] = []
 
@@ -550,7 +551,7 @@ def check_replay(backend: AttentionBackend) -> None:
 
     plan = backend.plan(view(first), workspace)
     run()
-    replay = cuda_recorder()(run) if scenes[0].device.type == "cuda" else run
+    replay = cuda_recorder(device)(run) if device.type == "cuda" else run
     held = workspace.held()  # as the host does, which takes other steps in between
     _mixed(backend).run(workspace=workspace)
     for rows in (*later, first):
