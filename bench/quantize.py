@@ -207,14 +207,15 @@ def measure(threads: int, context: int, rounds: int, names: list[str]) -> dict[s
             print(f"{name}: not here: {str(error).splitlines()[0]}", flush=True)
             continue
         steps, own = model(folder, context, KERNELS[name])
-        widths = [weight.shape[1] for weight in plain]
         figures: dict[str, float] = {}
         for rows in ROWS:
-            figures |= compare(rows, rounds, widths, (packed, made), (base, steps))
+            figures |= compare(rows, rounds, [weight.shape[1] for weight in plain], (packed, made), (base, steps))
+        del steps, made  # before another model comes
         got = logits(own, ids)
         figures["perplexity"] = perplexity(got, ids)
         figures["change %"] = 100 * (figures["perplexity"] / exact - 1)
         figures["same %"] = 100 * (got.argmax(-1) == likeliest).double().mean().item()
+        del own, got
         found[name] = figures
         _tell(name, figures)
     return found
