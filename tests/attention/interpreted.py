@@ -19,6 +19,7 @@ from rtk_attention.triton.backend import TritonAttention
 LONG = {  # checks that take more than a second; the kernels read by slot, whatever the page size
     "equals the oracle: long decode",
     "equals the oracle: long chunk",
+    "equals the oracle: told and long, slots in order",
     "equals the oracle: window, long chunk",
     "equals the oracle: mla, long chunk",
     "equals the oracle: mla, page 64",

@@ -12,6 +12,7 @@ from rtk.cache.req_table import ReqTable
 from rtk.cache.slots import SlotAllocator
 from rtk.cache.tree import PrefixCache
 from rtk.config.models import Config
+from rtk.model.negotiation import page_size
 from rtk.plugin.guard import GuardedEviction, Health
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
@@ -22,6 +23,7 @@ from rtk.schedule.ratio import BASE, DECAY_STEPS, NewTokenRatio
 from rtk.schedule.request import Request
 from rtk.schedule.retraction import retraction_order
 from rtk.serve.computing import mixes
+from rtk_attention.torch.backend import TorchAttention
 
 NUMBERS = json.loads((Path(__file__).parents[1] / "data/worked_examples.json").read_text())
 
@@ -249,7 +251,8 @@ def test_defaults():
     defaults, config = NUMBERS["defaults"], Config()
     schedule = config.schedule
     assert (config.eviction.policy, schedule.policy) == (defaults["eviction"], defaults["schedule"])
-    assert (config.cache.page_size, config.cache.disable) == (defaults["page_size"], defaults["disable_radix"])
+    assert (config.cache.page_size, config.cache.disable) == (None, defaults["disable_radix"])
+    assert page_size(TorchAttention.capabilities, config.cache.page_size) == defaults["page_size"]
     assert schedule.max_prefill_tokens == defaults["max_prefill_tokens"]
     assert (schedule.conservativeness, schedule.retraction) == (defaults["conservativeness"], defaults["retraction"])
     assert (schedule.mixed_chunk, schedule.chunked_prefill_size) == (None, None)
