@@ -196,19 +196,20 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
       const int ahead = next_block ? !now : now;
       const int64_t ahead_k = next_block ? 0 : (h + 1) * c.dim, ahead_v = next_block ? 0 : (h + 1) * c.v_dim;
       const bool fetch = !next_block || !last;
+      for (int64_t j = 0; j < queries; j++)
+        for (int i = 0; i < whole; i += W) {
+          if (fetch)
+            for (int64_t d = j * 16; d < c.dim; d += queries * 16)
+#pragma GCC unroll 16
+              for (int f = 0; f < W; f++) __builtin_prefetch(keys[ahead][i + f] + ahead_k + d);
+          const vec s = score<D>(q + (h * queries + j) * c.dim, keys[now] + i, h * c.dim, c.dim);
+          store(weights + j * FEW + i, cap != 0 ? capped(s, cap) : s);
+        }
       for (int64_t j = 0; j < queries; j++) {
         float *const s = weights + j * FEW;
         const int64_t at = h * queries + j;
         vec top = all(highest[at]);
-        for (int i = 0; i < whole; i += W) {
-          if (fetch)
-            for (int f = i; f < i + W; f++)
-              for (int64_t d = j * 16; d < c.dim; d += queries * 16) __builtin_prefetch(keys[ahead][f] + ahead_k + d);
-          vec x = score<D>(q + at * c.dim, keys[now] + i, h * c.dim, c.dim);
-          if (cap != 0) x = capped(x, cap);
-          store(s + i, x);
-          top = larger(top, x);
-        }
+        for (int i = 0; i < whole; i += W) top = larger(top, load(s + i));
         top = most(top);
         const vec faded = exp2(highest[at] - top);
         vec seen = load(sum + at * W) * faded;
