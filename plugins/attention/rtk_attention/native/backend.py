@@ -1,4 +1,4 @@
-"""Attention on a CPU in float32: decoding rows by the kernels of `kernels.cpp`, longer rows by torch."""
+"""Attention on a CPU in float32: decoding rows by the kernels of `attention.cpp`, longer rows by torch."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from rtk_attention.pool import PlainPool
 from rtk_attention.torch import backend as torch_backend
 from rtk_attention.torch.backend import TorchAttention
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("attention.cpp")
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "plan": (POINTER, [INT, *[POINTER] * 5, INT, *[POINTER] * 4, INT]),
@@ -55,7 +55,7 @@ class Layer(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of `kernels.cpp`. Raises `ImportError` where they cannot be built."""
+    """The functions of `attention.cpp`. Raises `ImportError` where they cannot be built."""
 
     def __init__(self) -> None:
         library = native.library(SOURCE, default_cache_dir() / "native")
