@@ -30,7 +30,7 @@ class Backend:
     page_size: int = 1
     problems: tuple[str, ...] = ()
     absent: bool = False
-    """Whether a package that it needs is not installed."""
+    """Whether something that it needs is not on this machine: a package, or a compiler."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Attention on a CPU in float32: decoding rows by the kernels of `kernels.cpp`, longer rows by torch."""
+"""Attention on a CPU in float32: decoding rows by the kernels of `attention.cpp`, longer rows by torch."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from rtk_attention.pool import PlainPool
 from rtk_attention.torch import backend as torch_backend
 from rtk_attention.torch.backend import TorchAttention
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("attention.cpp")
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "plan": (POINTER, [INT, *[POINTER] * 5, INT, *[POINTER] * 4, INT]),
@@ -25,7 +25,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "sizes": (None, [POINTER, POINTER]),
     "answers": (INT, [POINTER]),
     "layer": (None, [POINTER, POINTER, INT]),
-    "write": (None, [POINTER, INT, INT, POINTER, INT, INT, INT, POINTER]),
+    "write": (None, [POINTER, INT, INT, POINTER, POINTER, INT, INT, POINTER, POINTER, *[INT] * 5]),
 }
 
 
@@ -55,7 +55,7 @@ class Layer(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of `kernels.cpp`. Raises `ImportError` where they cannot be built."""
+    """The functions of `attention.cpp`. Raises `ImportError` where they cannot be built."""
 
     def __init__(self) -> None:
         library = native.library(SOURCE, default_cache_dir() / "native")
@@ -115,8 +115,7 @@ class Work:
         """The rows' answers into `out` [T, q_heads, v_head_dim]."""
         k = kv["k"]
         v = k if call.v_head_dim else kv["v"]
-        if q.stride(2) != 1:
-            q = q.contiguous()
+        q = _rows(q)
         layer = self._layer(q, k, out)
         layer.q, layer.q_token, layer.q_head = q.data_ptr(), q.stride(0), q.stride(1)
         layer.k, layer.v, layer.k_slot, layer.v_slot = k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0)
@@ -204,17 +203,15 @@ class NativeAttention(PlainPool):
         return Step(self._kernels, self._torch, batch, workspace)
 
     def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        slots = slots.contiguous()
-        for new, name in ((k, "k"), (v, "v")):
-            if name in kv:
-                self._write(kv[name], new, slots)
-
-    def _write(self, buffer: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> None:
-        if new.stride(2) != 1:
-            new = new.contiguous()
-        tokens, heads, dim = new.shape
-        token, head, _ = new.stride()
-        self._kernels.write(new.data_ptr(), token, head, slots.data_ptr(), tokens, heads, dim, buffer.data_ptr())
+        tokens, heads, dim = k.shape
+        k, slots = _rows(k), slots.contiguous()
+        keys = k.data_ptr(), k.stride(0), k.stride(1), kv["k"].data_ptr()
+        values: tuple[int | None, ...] = (None, 0, 0, None)
+        if "v" in kv:
+            v = _rows(v)
+            values = v.data_ptr(), v.stride(0), v.stride(1), kv["v"].data_ptr()
+        threads = torch.get_num_threads() if tokens > 1 else 1
+        self._kernels.write(*keys, *values, slots.data_ptr(), tokens, heads, dim, v.shape[2], threads)
 
     def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Step) -> torch.Tensor:
         work = plan.work(call.sliding_window)
@@ -226,6 +223,11 @@ class NativeAttention(PlainPool):
         if plan.longer is not None:
             out[plan.queries] = self._torch.forward(q[plan.queries], kv, call, plan.longer)
         return out
+
+
+def _rows(t: torch.Tensor) -> torch.Tensor:
+    """The same, with the numbers of each head next to each other."""
+    return t if t.stride(2) == 1 else t.contiguous()
 
 
 def _among(runs: Sequence[SharedRun], rows: NDArray[np.int64], of: int) -> tuple[SharedRun, ...]:

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <omp.h>
 #include <utility>
 #include <vector>
@@ -48,14 +49,6 @@ static inline vec exp2(vec y) {
   return (vec)((ints)p + ((ints)t << 23));
 }
 
-static inline float most(vec v) {
-  float lanes[W];
-  store(lanes, v);
-  float m = lanes[0];
-  for (int i = 1; i < W; i++) m = std::max(m, lanes[i]);
-  return m;
-}
-
 // A lane is that of `a` where the bit S of its number is 0, else that of `b`; `flipped`: each with its S-th neighbour.
 template <int S, int... I> static inline vec half(vec a, vec b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, (I & S ? I + W : I)...);
@@ -73,6 +66,12 @@ template <int S = 1> static inline vec sums(vec *v) {
     for (int i = 0; i < W / S / 2; i++) v[i] = half<S>(v[2 * i], v[2 * i + 1], lanes) + flipped<S>(v[2 * i], v[2 * i + 1], lanes);
     return sums<2 * S>(v);
   }
+}
+
+// The largest lane, in every lane.
+template <int S = 1> static inline vec most(vec v) {
+  if constexpr (S < W) v = most<2 * S>(larger(v, flipped<S>(v, v, std::make_integer_sequence<int, W>())));
+  return v;
 }
 
 // --- what is computed ---------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ static inline float *answer(const Layer &c, int64_t number, int64_t head) {
 
 // --- few queries --------------------------------------------------------------------------------------------------
 
-// Scores of one query and W keys; D vectors, or `dim`. Meanwhile the next keys and values are fetched, if any are told.
+// Scores of one query and W keys; D vectors, or `dim`.
 template <int D>
 static inline vec score(const float *q, const float *const *keys, int64_t at, int64_t dim) {
   vec a[W];
@@ -133,15 +132,17 @@ static inline vec score(const float *q, const float *const *keys, int64_t at, in
   return sums(a);
 }
 
-// Adds to T queries' answers the values of `count` keys, C vectors of them from entry `at`.
+// Adds to T queries' answers the values of `count` keys, C vectors of each; meanwhile fetches those at `ahead`, if any.
 template <int T, int C>
 static inline void add(float *answers, int64_t v_dim, const float *fade, const float *weights, const float *const *values,
-                       int64_t at, int64_t entry, int count) {
+                       int64_t at, int64_t entry, int count, const float *const *ahead, int64_t ahead_at) {
   vec a[T][C];
   for (int t = 0; t < T; t++)
     for (int c = 0; c < C; c++) a[t][c] = load(answers + t * v_dim + entry + c * W) * fade[t];
   for (int i = 0; i < count; i++) {
     const float *value = values[i] + at + entry;
+    if (ahead)
+      for (int c = 0; c < C; c++) __builtin_prefetch(ahead[i] + ahead_at + entry + c * W);
     for (int t = 0; t < T; t++) {
       const float w = weights[t * FEW + i];
       for (int c = 0; c < C; c++) a[t][c] += load(value + c * W) * w;
@@ -153,20 +154,22 @@ static inline void add(float *answers, int64_t v_dim, const float *fade, const f
 
 template <int T>
 static void add_all(float *answers, int64_t v_dim, const float *fade, const float *weights, const float *const *values,
-                    int64_t at, int count) {
+                    int64_t at, int count, const float *const *ahead, int64_t ahead_at) {
   int64_t entry = 0;
-  for (; entry + 4 * W <= v_dim; entry += 4 * W) add<T, 4>(answers, v_dim, fade, weights, values, at, entry, count);
-  for (; entry < v_dim; entry += W) add<T, 1>(answers, v_dim, fade, weights, values, at, entry, count);
+  for (; entry + 4 * W <= v_dim; entry += 4 * W)
+    add<T, 4>(answers, v_dim, fade, weights, values, at, entry, count, ahead, ahead_at);
+  for (; entry < v_dim; entry += W)
+    add<T, 1>(answers, v_dim, fade, weights, values, at, entry, count, ahead, ahead_at);
 }
 
 static int64_t few_scratch(const Layer &c, int64_t queries) {
-  return queries * c.kv_heads * (c.dim + c.v_dim + 2) + queries * (FEW + 1) + 4 * W;
+  return queries * c.kv_heads * (c.dim + c.v_dim + W + 1) + queries * (FEW + 1);
 }
 
 template <int D> static void few(const Layer &c, const Piece &p, float *scratch) {
   const int64_t group = c.heads / c.kv_heads, queries = p.count * group, total = queries * c.kv_heads;
-  float *const q = scratch, *const answers = q + total * c.dim, *const highest = answers + total * c.v_dim;
-  float *const sum = highest + total, *const weights = sum + total, *const fade = weights + queries * FEW;
+  float *const q = scratch, *const answers = q + total * c.dim, *const sum = answers + total * c.v_dim;
+  float *const highest = sum + total * W, *const weights = highest + total, *const fade = weights + queries * FEW;
   const float by = factor(c), cap = c.softcap * LOG2E;
   for (int64_t h = 0, j = 0; h < c.kv_heads; h++)
     for (int64_t r = 0; r < p.count; r++)
@@ -175,8 +178,7 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
         for (int64_t d = 0; d < c.dim; d++) q[j * c.dim + d] = from[d] * by;
       }
   std::fill(answers, highest, 0.f);
-  std::fill(highest, sum, LOWEST);
-  std::fill(sum, weights, 0.f);
+  std::fill(highest, weights, LOWEST);
   const float *keys[2][FEW], *values[2][FEW]; // of this block and the next
   auto look = [&](int b, int into) {
     for (int i = 0; i < FEW; i++) {
@@ -193,46 +195,43 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
       const bool next_block = h + 1 == c.kv_heads;
       const int ahead = next_block ? !now : now;
       const int64_t ahead_k = next_block ? 0 : (h + 1) * c.dim, ahead_v = next_block ? 0 : (h + 1) * c.v_dim;
-      const int fetched = next_block ? (last ? 0 : FEW) : count;
+      const bool fetch = !next_block || !last;
+      for (int64_t j = 0; j < queries; j++)
+        for (int i = 0; i < whole; i += W) {
+          if (fetch)
+            for (int64_t d = j * 16; d < c.dim; d += queries * 16)
+#pragma GCC unroll 16
+              for (int f = 0; f < W; f++) __builtin_prefetch(keys[ahead][i + f] + ahead_k + d);
+          const vec s = score<D>(q + (h * queries + j) * c.dim, keys[now] + i, h * c.dim, c.dim);
+          store(weights + j * FEW + i, cap != 0 ? capped(s, cap) : s);
+        }
       for (int64_t j = 0; j < queries; j++) {
         float *const s = weights + j * FEW;
         const int64_t at = h * queries + j;
-        vec top = all(LOWEST);
-        for (int i = 0; i < whole; i += W) {
-          if (j == 0)
-            for (int f = i; f < std::min(i + W, fetched); f++) {
-              for (int64_t d = 0; d < c.dim; d += 16) __builtin_prefetch(keys[ahead][f] + ahead_k + d);
-              for (int64_t d = 0; d < c.v_dim; d += 16) __builtin_prefetch(values[ahead][f] + ahead_v + d);
-            }
-          vec x = score<D>(q + at * c.dim, keys[now] + i, h * c.dim, c.dim);
-          if (cap != 0) x = capped(x, cap);
-          store(s + i, x);
-          top = larger(top, x);
-        }
-        const float before = highest[at], m = std::max(before, most(top));
-        vec seen{};
-        for (int i = 0; i < whole; i += W) store(s + i, exp2(load(s + i) - m));
+        vec top = all(highest[at]);
+        for (int i = 0; i < whole; i += W) top = larger(top, load(s + i));
+        top = most(top);
+        const vec faded = exp2(highest[at] - top);
+        vec seen = load(sum + at * W) * faded;
+        for (int i = 0; i < whole; i += W) store(s + i, exp2(load(s + i) - top));
         for (int i = count; i < whole; i++) s[i] = 0;
         for (int i = 0; i < whole; i += W) seen += load(s + i);
-        float lanes[W], more = 0;
-        store(lanes, seen);
-        for (int i = 0; i < W; i++) more += lanes[i];
-        fade[j] = exp2f(before - m);
-        highest[at] = m;
-        sum[at] = sum[at] * fade[j] + more;
+        store(sum + at * W, seen);
+        fade[j] = faded[0];
+        highest[at] = top[0];
       }
-      int64_t j = 0;
-      for (; j < queries;) {
+      for (int64_t j = 0; j < queries;) {
         float *const into = answers + (h * queries + j) * c.v_dim;
         const int64_t left = queries - j, offset = h * c.v_dim;
+        const float *const *const next = fetch && j == 0 ? values[ahead] : nullptr;
         if (left >= 6 || left == 3) {
-          add_all<3>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count), j += 3;
+          add_all<3>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 3;
         } else if (left >= 4) {
-          add_all<4>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count), j += 4;
+          add_all<4>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 4;
         } else if (left == 2) {
-          add_all<2>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count), j += 2;
+          add_all<2>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 2;
         } else {
-          add_all<1>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count), j += 1;
+          add_all<1>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 1;
         }
       }
     }
@@ -242,7 +241,8 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
       for (int64_t g = 0; g < group; g++, j++) {
         float *into = answer(c, p.first + r, h * group + g);
         std::memcpy(into, answers + j * c.v_dim, c.v_dim * sizeof(float));
-        into[c.v_dim] = highest[j], into[c.v_dim + 1] = sum[j];
+        into[c.v_dim] = highest[j];
+        into[c.v_dim + 1] = std::accumulate(sum + j * W, sum + (j + 1) * W, 0.f);
       }
 }
 
@@ -276,17 +276,23 @@ template <int N> static void many_of(const Layer &c, const Piece &p, int64_t hea
   }
   vec highest[N], sum[N], fade[N];
   for (int n = 0; n < N; n++) highest[n] = all(LOWEST), sum[n] = vec{};
+  auto key = [&](int i) { return c.k + p.slots[std::min(i, p.keys - 1)] * c.k_slot + head * c.dim; };
   for (int b = 0; b < p.keys; b += MANY) {
     const int count = std::min(MANY, p.keys - b);
     const float *keys[MANY], *values[MANY];
     for (int i = 0; i < MANY; i++) {
-      const int64_t slot = p.slots[b + std::min(i, count - 1)];
-      keys[i] = c.k + slot * c.k_slot + head * c.dim, values[i] = c.v + slot * c.v_slot + head * c.v_dim;
+      keys[i] = key(b + i);
+      values[i] = c.v + p.slots[std::min(b + i, p.keys - 1)] * c.v_slot + head * c.v_dim;
     }
     vec top[N];
     for (int n = 0; n < N; n++) top[n] = highest[n];
     for (int i = 0; i < count; i += KEYS) {
       vec a[KEYS][N] = {};
+      for (int e = 0; e < KEYS; e++) { // what is wanted next
+        const float *next = key(b + MANY + i + e);
+        for (int64_t d = 0; d < c.v_dim; d += 16) __builtin_prefetch(values[i + e] + d);
+        for (int64_t d = 0; d < c.dim; d += 16) __builtin_prefetch(next + d);
+      }
       multiply(a, q, c.dim, [&](int64_t d, int e) { return keys[i + e][d]; });
       for (int e = 0; e < KEYS; e++)
         for (int n = 0; n < N; n++) {
@@ -390,7 +396,7 @@ struct Item {
   const int32_t *slots;
   int64_t keys;
   int32_t row, count; // the first of its rows in Plan::rows, and how many
-  int64_t cost() const { return 10 + count; } // of one key
+  int64_t cost() const { return 8 + 2 * count; } // of one key, as measured
 };
 
 static void cut(Plan &plan, const std::vector<Item> &items, int threads) {
@@ -488,11 +494,16 @@ void rtk_attention_layer(const Plan *plan, const Layer *c, int64_t threads) {
   }
 }
 
-// Rows of `heads` times `dim` numbers to their slots.
-void rtk_attention_write(const float *from, int64_t token, int64_t head, const int64_t *slots, int64_t tokens,
-                         int64_t heads, int64_t dim, float *into) {
+// The new keys and values, with their strides, to their slots. Values may be null: they are a part of the keys.
+void rtk_attention_write(const float *k, int64_t k_token, int64_t k_head, float *keys, const float *v, int64_t v_token,
+                         int64_t v_head, float *values, const int64_t *slots, int64_t tokens, int64_t heads,
+                         int64_t dim, int64_t v_dim, int64_t threads) {
+#pragma omp parallel for num_threads(int(threads)) if (tokens * heads * dim > 65536)
   for (int64_t t = 0; t < tokens; t++)
-    for (int64_t h = 0; h < heads; h++)
-      std::memcpy(into + (slots[t] * heads + h) * dim, from + t * token + h * head, dim * sizeof(float));
+    for (int64_t h = 0; h < heads; h++) {
+      const int64_t to = slots[t] * heads + h;
+      std::memcpy(keys + to * dim, k + t * k_token + h * k_head, dim * sizeof(float));
+      if (v) std::memcpy(values + to * v_dim, v + t * v_token + h * v_head, v_dim * sizeof(float));
+    }
 }
 }
