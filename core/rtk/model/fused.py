@@ -9,7 +9,7 @@ packed, see `rtk.model.linear`.
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,9 @@ LAYERS = frozenset(
 """transformers' classes whose arithmetic is known to be this: a test on a few tokens shows no rule for the 10,000th."""
 BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
 """Those that do nothing but embedding, rotation factors, layers one after the other, and a norm."""
+MODELS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Those that do nothing but the body and a linear layer."""
+SILU = frozenset({"SiLU", "SiLUActivation"})
 CLOSE = 1e-4
 """Largest relative difference of what a layer adds to its input; rounding gives 1e-6."""
 
@@ -76,7 +79,12 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
 def _maker(cache_dir: Path) -> Callable[[Shape], Kernels]:
     """Makes the kernels of a shape; the same for all layers that have it."""
     native = functions(cache_dir / "native")
-    return functools.cache(TorchKernels if native is None else functools.partial(NativeKernels, functions=native))
+
+    @functools.cache
+    def make(shape: Shape) -> Kernels:
+        return TorchKernels(shape) if native is None else NativeKernels(shape, native)
+
+    return make
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -103,15 +111,18 @@ def _agree(layer: nn.Module, candidate: "_FusedLayer", attention: bridge.Attenti
 
 def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wanted: torch.Tensor) -> None:
     """Also replace what calls the layers, where that is known, every layer was replaced, and logits stay."""
-    body = loaded.model.get_decoder()
+    model, body = loaded.model, loaded.model.get_decoder()
     if body is None or not _is_one_of(body, BODIES) or "forward" in vars(body):
         return
     if len(body.layers) != body.config.num_hidden_layers or not all(layer in fused for layer in body.layers):
         return
     body.forward = _FusedBody(body, [fused[layer] for layer in body.layers])
+    if _is_one_of(model, MODELS) and "forward" not in vars(model):
+        model.forward = _FusedModel(body, model.lm_head)
     _, got = record(loaded)
     if not (wanted - got).norm() <= CLOSE * wanted.norm():
         del body.forward
+        vars(model).pop("forward", None)
 
 
 class _Joint:
@@ -155,7 +166,7 @@ class _FusedLayer:
         self._out = _Joint(attention.o_proj, factor=factor)
         self._gate_up = _Joint(mlp.gate_proj, mlp.up_proj, scale=self._between.scale)
         self._down = _Joint(mlp.down_proj, factor=factor)
-        silu = type(mlp.act_fn) is nn.SiLU
+        silu = type(mlp.act_fn).__name__ in SILU
         self._gated: Linear = self.kernels.silu_mul if silu else functools.partial(_gated, mlp.act_fn)
         self._head_norm = self._norm_of_heads(attention, recorded) if hasattr(attention, "q_norm") else None
 
@@ -208,7 +219,7 @@ class _FusedBody:
         self._norm = Norm(body.norm, body.norm.weight)
 
     def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> Any:
-        """[1, T] each."""
+        """[1, T] each; the step's last hidden state [1, T, width] in what models of transformers answer."""
         x = self._embed(input_ids)
         factors = self._factors(x, position_ids)
         for kernels in self._kernels:
@@ -217,3 +228,21 @@ class _FusedBody:
         for layer in self._layers:
             y = layer.added(x, y)
         return self._answer(last_hidden_state=self._layers[-1].kernels.norm(x, y, self._norm).clone()[None])
+
+
+class _Logits(NamedTuple):
+    logits: torch.Tensor
+
+
+class _FusedModel:
+    """Takes what `bridge.flat_logits` gives a model, and gives what that reads. Refers to the model's parts alone."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        self._body, self._head = body, head
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: Any
+    ) -> _Logits:
+        """[1, T] each, and batch indices [n]."""
+        hidden: torch.Tensor = self._body(input_ids=input_ids, position_ids=position_ids).last_hidden_state
+        return _Logits(self._head(hidden[0, logits_to_keep])[None])

@@ -78,7 +78,7 @@ class TorchKernels:
         return _normed(x if y is None else x.add_(y), norm)
 
     def turn(self, qkv: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        qk, v = qkv.view(qkv.shape[0], -1, self._head_dim).split_with_sizes(self._turned_and_not, 1)
+        qk, v = qkv.view(len(qkv), sum(self._turned_and_not), self._head_dim).split_with_sizes(self._turned_and_not, 1)
         if norm is not None:
             qk = _normed(qk, norm)
         turned = torch.addcmul(qk * self._cos, qk.roll(self._head_dim // 2, -1), self._sin)
@@ -114,7 +114,8 @@ class NativeKernels:
             self._rows = rows
             width, q_heads, kv_heads, head_dim, inner = self._shape
             self._normed, self._gated = torch.empty(rows, width), torch.empty(rows, inner)
-            self._qkv = tuple(torch.empty(rows, heads, head_dim) for heads in (q_heads, kv_heads, kv_heads))
+            q, k, v = (torch.empty(rows, heads, head_dim) for heads in (q_heads, kv_heads, kv_heads))
+            self._qkv = q, k, v
             self._to_normed, self._to_gated = self._normed.data_ptr(), self._gated.data_ptr()
             self._to_qkv = *(t.data_ptr() for t in self._qkv), rows, q_heads, kv_heads, head_dim
 

@@ -87,6 +87,6 @@ def _build(compiler: str, source: Path, openmp: Path, built: Path) -> None:
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
             if done.returncode:
-                raise OSError(f"{Path(compiler).name}: {one_line(done.stderr) or done.returncode}")
+                raise OSError(f"{Path(compiler).name}: {done.stderr.strip() or f'exit status {done.returncode}'}")
         made.replace(built)
     log.info("built %s", built)
