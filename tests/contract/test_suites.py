@@ -7,8 +7,9 @@ from rtk.plugin.host import installed
 from rtk.plugin.info import KINDS
 from rtk.plugin.testing import Check, NotApplicable, Subject, suite
 
-OPTIONAL = {"attention:flashinfer", "attention:flashmla", "attention:trtllm-mla"}
-"""Built-ins that need packages which `make test` does without: stand-ins keep them to the contract elsewhere."""
+OPTIONAL = {"attention:flashinfer", "attention:flashmla", "attention:native", "attention:trtllm-mla"}
+"""Built-ins that need what `make test` does without: packages, which stand-ins keep to the contract elsewhere; or a
+compiler."""
 INSTALLED = {f"{entry.plugin.kind}:{entry.plugin.name}": entry for entry in installed().all()}
 PAIRS = [
     pytest.param(entry, check, id=f"{name}-{check}")

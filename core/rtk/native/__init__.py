@@ -26,7 +26,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-
 LIMIT_S = 120
 
 
-class Unavailable(ImportError):  # noqa: N818 - says what is the case, not what went wrong
+class Unavailable(ImportError):  # noqa: N818 - an answer: the caller goes on without them
     """The kernels cannot be had on this machine; says why, and what would help."""
 
 
