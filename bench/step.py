@@ -1,6 +1,7 @@
 """A whole decode step against its linear layers alone: what everything else costs beside reading the weights.
 
-    python bench/step.py [--threads 2] [--context 300] [--rounds 9] [--json FILE]
+    python bench/step.py [--threads 2] [--context 300] [--attention native] [--rounds 9]
+                         [--json FILE]
 
 float32, the demo model, steps of 1 and of 32 requests with that many tokens of context each. A step is what the engine
 does of it: tables, model, attention and greedy sampling, ids on the host. The linear layers alone are those of the
@@ -43,8 +44,8 @@ clock = time.perf_counter
 class Steps:
     """Requests that decode, one step after the other."""
 
-    def __init__(self, loaded: LoadedModel, context: int, most: int) -> None:
-        entry = installed().get("attention", "torch")
+    def __init__(self, loaded: LoadedModel, context: int, most: int, attention: str = "native") -> None:
+        entry = installed().get("attention", attention)
         backend = entry.build(entry.plugin.options())
         needs = probe(loaded)
         fuse_layers(loaded)
@@ -109,12 +110,12 @@ def _mkl(weight: torch.Tensor, rows: int) -> Kernel:
 
 
 @torch.inference_mode()
-def measure(folder: Path, threads: int, context: int, rounds: int) -> dict[int, dict[str, list[float]]]:
+def measure(folder: Path, threads: int, context: int, attention: str, rounds: int) -> dict[int, dict[str, list[float]]]:
     """Seconds of every way, by the number of requests: a value for each round."""
     torch.set_num_threads(threads)
     loaded = load_model(folder)
     plain = [weight.clone() for weight in weights(loaded.model)]
-    steps = Steps(loaded, context, max(BOUNDS))
+    steps = Steps(loaded, context, max(BOUNDS), attention)
     found = {}
     for rows in BOUNDS:
         inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1]) for weight in plain}
@@ -136,10 +137,11 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--context", type=int, default=300)
+    ap.add_argument("--attention", default="native", help="the plugin")
     ap.add_argument("--rounds", type=int, default=9)
     ap.add_argument("--json", type=Path, metavar="FILE")
     args = ap.parse_args()
-    seconds = measure(fetch(), args.threads, args.context, args.rounds)
+    seconds = measure(fetch(), args.threads, args.context, args.attention, args.rounds)
     print(f"{platform.machine()}, {args.threads} threads, torch {version('torch')}, context {args.context}")
     ratios = {}
     for rows, ways in seconds.items():

@@ -247,7 +247,7 @@ def test_fused_layers_change_nothing_but_the_time(zoo, kind):
     tokens = list(range(1, 40))
     slots = list(range(1, 40))
     wanted, fused = (runner.compute(cold(slots, tokens)).logits for runner in runners)
-    torch.testing.assert_close(fused, wanted, atol=1e-5, rtol=1e-5)
+    assert (fused - wanted).norm() <= 1e-5 * wanted.norm()
     assert ("forward" in vars(loaded.model.model)) == (kind != "granite")
 
 

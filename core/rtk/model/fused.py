@@ -1,23 +1,26 @@
 """Decoder layers with fewer, larger operations, for float32 on a CPU.
 
 A step of few tokens is bound by reading the weights once; what many small operations cost beside that is lost. In
-layers of known classes q, k, v and gate, up are computed as one product each, and norms and rotation in fewer steps.
-What a layer multiplies by constants is multiplied into its weights, and those are packed, see `rtk.model.linear`.
+layers of known classes q, k, v and gate, up are computed as one product each, and what is between the products in few
+passes, see `rtk.model.kernels`. What a layer multiplies by constants is multiplied into its weights, and those are
+packed, see `rtk.model.linear`.
 """
 
 import functools
-import math
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from rtk.model import bridge
+from rtk.model.kernels import Kernels, NativeKernels, Norm, Shape, TorchKernels, functions
 from rtk.model.linear import Linear, Packer, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
+from rtk.model.store import default_cache_dir
 from rtk.model.threads import one_thread
 
 LAYERS = frozenset(
@@ -32,13 +35,18 @@ LAYERS = frozenset(
 """transformers' classes whose arithmetic is known to be this: a test on a few tokens shows no rule for the 10,000th."""
 BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
 """Those that do nothing but embedding, rotation factors, layers one after the other, and a norm."""
+MODELS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Those that do nothing but the body and a linear layer."""
+SILU = frozenset({"SiLU", "SiLUActivation"})
 CLOSE = 1e-4
 """Largest relative difference of what a layer adds to its input; rounding gives 1e-6."""
 
 
 @one_thread()
-def fuse_layers(loaded: LoadedModel) -> int:
+def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
     """Replace what can be replaced of a model that was probed; returns how many layers.
+
+    Kernels are built into `cache_dir`; None: the user's for rtk.
 
     A layer is replaced only where the replacement adds the same to random input, so a layer that was changed, or a
     release of transformers that computes otherwise, goes without. Costs two forwards of a few tokens and, one layer at
@@ -55,17 +63,28 @@ def fuse_layers(loaded: LoadedModel) -> int:
     recorder, wanted = record(loaded)
     for hook in hooks:
         hook.remove()
-    rope, packer = _Rope(), Packer()
+    make, packer = _maker(cache_dir or default_cache_dir()), Packer()
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:
             layer = layers[recorded.module]
-            candidate = _FusedLayer(layer, recorded, rope)
+            candidate = _FusedLayer(layer, recorded, make)
             if _agree(layer, candidate, recorder, given[layer]):
                 candidate.take_over(layer, packer)
                 fused[layer] = candidate
-    _fuse_body(loaded, fused, rope, wanted)
+    _fuse_body(loaded, fused, wanted)
     return len(fused)
+
+
+def _maker(cache_dir: Path) -> Callable[[Shape], Kernels]:
+    """Makes the kernels of a shape; the same for all layers that have it."""
+    native = functions(cache_dir / "native")
+
+    @functools.cache
+    def make(shape: Shape) -> Kernels:
+        return TorchKernels(shape) if native is None else NativeKernels(shape, native)
+
+    return make
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -90,35 +109,20 @@ def _agree(layer: nn.Module, candidate: "_FusedLayer", attention: bridge.Attenti
     return bool((wanted - got).norm() <= CLOSE * (wanted - given).norm())
 
 
-def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], rope: "_Rope", wanted: torch.Tensor) -> None:
+def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wanted: torch.Tensor) -> None:
     """Also replace what calls the layers, where that is known, every layer was replaced, and logits stay."""
-    body = loaded.model.get_decoder()
+    model, body = loaded.model, loaded.model.get_decoder()
     if body is None or not _is_one_of(body, BODIES) or "forward" in vars(body):
         return
     if len(body.layers) != body.config.num_hidden_layers or not all(layer in fused for layer in body.layers):
         return
-    body.forward = _FusedBody(body, [fused[layer] for layer in body.layers], rope)
+    body.forward = _FusedBody(body, [fused[layer] for layer in body.layers])
+    if _is_one_of(model, MODELS) and "forward" not in vars(model):
+        model.forward = _FusedModel(body, model.lm_head)
     _, got = record(loaded)
     if not (wanted - got).norm() <= CLOSE * wanted.norm():
         del body.forward
-
-
-class _Rope:
-    """Rotation factors of the current step, made once for all layers: x turned is x * cos + roll(x, half) * sin."""
-
-    def __init__(self) -> None:
-        self._source: torch.Tensor | None = None
-
-    def prepare(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Take the model's factors [1, T, head_dim] of this step; nothing to do from the second layer on."""
-        if self._source is not sin:
-            self._source = sin
-            low, high = sin[0].chunk(2, dim=-1)
-            self.cos, self.sin = cos[0][:, None], torch.cat([-low, high], dim=-1)[:, None]
-
-    def turn(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, heads, head_dim] at the positions of the step."""
-        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
+        vars(model).pop("forward", None)
 
 
 class _Joint:
@@ -144,77 +148,52 @@ class _Joint:
         del self._parts, self._weight, self._bias
 
 
-class _Lengths:
-    """x / sqrt(mean(x²) + ε) is x * √n / hypot(|x|, √(nε)): three operations; torch's own norm takes ten on a CPU."""
-
-    def __init__(self, norm: nn.Module, weight: torch.Tensor) -> None:
-        size = weight.shape[-1]
-        self._least = torch.tensor(math.sqrt(size * float(norm.variance_epsilon)))  # type: ignore[arg-type]
-        self.scale = weight * math.sqrt(size)
-        """What is left to multiply by, for those that have no weight behind them that it can go to."""
-
-    def divide(self, x: torch.Tensor) -> torch.Tensor:
-        """x without its length."""
-        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x / length.hypot_(self._least)
-
-    def normalise(self, x: torch.Tensor) -> torch.Tensor:
-        """All of the norm."""
-        return self.divide(x).mul_(self.scale)
-
-
 class _FusedLayer:
     """Takes and gives what the layer it replaces takes and gives; attention goes to the current context's."""
 
     @torch.no_grad()
-    def __init__(self, layer: Any, recorded: Recorded, rope: _Rope) -> None:
+    def __init__(self, layer: Any, recorded: Recorded, make: Callable[[Shape], Kernels]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.width: int = attention.q_proj.in_features
-        self.head_dim = recorded.head_dim
-        self._rope = rope
+        heads = recorded.q_heads, recorded.kv_heads
+        self.kernels = make(Shape(self.width, *heads, recorded.head_dim, mlp.gate_proj.out_features))
         self._module, self._call = attention, recorded.call
-        before, between = (
-            _Lengths(norm, norm.weight) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        self._before, self._between = (
+            Norm(norm, norm.weight, scaled=False) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         )
         factor = getattr(layer, "residual_multiplier", 1.0)
-        self._qkv = _Joint(attention.q_proj, attention.k_proj, attention.v_proj, scale=before.scale)
+        self._qkv = _Joint(attention.q_proj, attention.k_proj, attention.v_proj, scale=self._before.scale)
         self._out = _Joint(attention.o_proj, factor=factor)
-        self._gate_up = _Joint(mlp.gate_proj, mlp.up_proj, scale=between.scale)
+        self._gate_up = _Joint(mlp.gate_proj, mlp.up_proj, scale=self._between.scale)
         self._down = _Joint(mlp.down_proj, factor=factor)
-        self._before, self._between = before.divide, between.divide
-        self._act: Linear = getattr(mlp.act_fn, "forward", mlp.act_fn)  # a module's call costs more than small products
-        self._heads = recorded.q_heads, recorded.kv_heads
-        self._turned_and_not = recorded.q_heads + recorded.kv_heads, recorded.kv_heads
-        self._norm = self._head_norm(attention, recorded) if hasattr(attention, "q_norm") else None
+        silu = type(mlp.act_fn).__name__ in SILU
+        self._gated: Linear = self.kernels.silu_mul if silu else functools.partial(_gated, mlp.act_fn)
+        self._head_norm = self._norm_of_heads(attention, recorded) if hasattr(attention, "q_norm") else None
 
     @staticmethod
-    def _head_norm(attention: Any, recorded: Recorded) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _norm_of_heads(attention: Any, recorded: Recorded) -> Norm:
         """Of q's heads and k's, one after the other."""
         weights = [
             norm.weight.expand(heads, -1)
             for norm, heads in ((attention.q_norm, recorded.q_heads), (attention.k_norm, recorded.kv_heads))
         ]
-        return _Lengths(attention.q_norm, torch.cat(weights)).normalise
+        return Norm(attention.q_norm, torch.cat(weights))
 
     def __call__(
         self, hidden_states: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, T, width] to the same."""
-        self._rope.prepare(*position_embeddings)
-        return self.add(hidden_states[0])[None]
+        self.kernels.prepare(*position_embeddings)
+        x = hidden_states[0].clone(memory_format=torch.contiguous_format)
+        return x.add_(self.added(x, None))[None]
 
-    def add(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, width] to the same, once the rotation is prepared."""
-        x = self._out.compute(self._attend(self._qkv.compute(self._before(x)))).add_(x)
-        gate, up = self._gate_up.compute(self._between(x)).chunk(2, dim=-1)
-        return self._down.compute(self._act(gate).mul_(up)).add_(x)
-
-    def _attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        qk, v = qkv.view(qkv.shape[0], -1, self.head_dim).split_with_sizes(self._turned_and_not, 1)
-        if self._norm is not None:
-            qk = self._norm(qk)
-        q, k = self._rope.turn(qk).split_with_sizes(self._heads, 1)
-        return bridge.current().attend(self._module, q, k, v, self._call, {}).flatten(1)
+    def added(self, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        """What the layer adds to x + y, all [T, width], once the kernels are prepared; x holds its input then."""
+        kernels = self.kernels
+        q, k, v = kernels.turn(self._qkv.compute(kernels.norm(x, y, self._before)), self._head_norm)
+        answer = bridge.current().attend(self._module, q, k, v, self._call, {})
+        y = self._out.compute(answer.flatten(1))
+        return self._down.compute(self._gated(self._gate_up.compute(kernels.norm(x, y, self._between))))
 
     def take_over(self, layer: Any, packer: Packer) -> None:
         """Become the layer's forward. Refers to no module that holds the layer, so that a model is freed at once."""
@@ -223,21 +202,47 @@ class _FusedLayer:
         layer.forward = self
 
 
+def _gated(act: Linear, gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return act(gate).mul_(up)
+
+
 class _FusedBody:
     """Takes what `bridge.flat_logits` gives a model's body, and gives what that gives."""
 
-    def __init__(self, body: Any, layers: list[_FusedLayer], rope: _Rope) -> None:
+    def __init__(self, body: Any, layers: list[_FusedLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         self._answer = BaseModelOutputWithPast
-        self._embed, self._factors, self._layers, self._rope = body.embed_tokens, body.rotary_emb, layers, rope
-        self._norm = _Lengths(body.norm, body.norm.weight).normalise
+        self._embed, self._factors, self._layers = body.embed_tokens, body.rotary_emb, layers
+        self._kernels = {layer.kernels for layer in layers}
+        self._norm = Norm(body.norm, body.norm.weight)
 
     def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> Any:
-        """[1, T] each."""
+        """[1, T] each; the step's last hidden state [1, T, width] in what models of transformers answer."""
         x = self._embed(input_ids)
-        self._rope.prepare(*self._factors(x, position_ids))
-        x = x[0]
+        factors = self._factors(x, position_ids)
+        for kernels in self._kernels:
+            kernels.prepare(*factors)
+        x, y = x[0], None
         for layer in self._layers:
-            x = layer.add(x)
-        return self._answer(last_hidden_state=self._norm(x)[None])
+            y = layer.added(x, y)
+        return self._answer(last_hidden_state=self._layers[-1].kernels.norm(x, y, self._norm).clone()[None])
+
+
+class _Logits(NamedTuple):
+    logits: torch.Tensor
+
+
+class _FusedModel:
+    """Takes what `bridge.flat_logits` gives a model, and gives what that reads. Refers to the model's parts alone."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        self._body, self._head = body, head
+
+    def __call__(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: Any
+    ) -> _Logits:
+        """[1, T] each, and batch indices [n]."""
+        hidden: torch.Tensor = self._body(input_ids=input_ids, position_ids=position_ids).last_hidden_state
+        return _Logits(self._head(hidden[0, logits_to_keep])[None])

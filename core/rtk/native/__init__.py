@@ -1,4 +1,4 @@
-"""Small kernels in C++ for what torch does in many steps on a CPU: built on the machine that runs them, by a compiler.
+"""Small kernels in C++ for what torch does in many steps on a CPU, built by the machine that runs them.
 
 They are an addition: whoever uses them computes the same without them, more slowly, where there is no compiler. A
 library is plain functions over pointers; nothing of torch is compiled, so a build takes seconds, once for each source,
@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -37,12 +38,11 @@ def library(source: Path, cache: Path) -> ctypes.CDLL:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise Unavailable(f"{source.stem} kernels need a C++ compiler; install g++ or clang++")
-    openmp = _openmp()
-    if openmp is None:
-        raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
-    text = source.read_bytes()
-    built = cache / f"{source.stem}-{_digest(text, compiler, str(openmp))}.so"
     try:
+        openmp = _openmp()
+        if openmp is None:
+            raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
+        built = cache / f"{source.stem}-{_digest(source.read_bytes(), compiler, str(openmp))}.so"
         if not built.is_file():
             _build(compiler, source, openmp, built)
         return ctypes.CDLL(str(built))
@@ -85,8 +85,11 @@ def _build(compiler: str, source: Path, openmp: Path, built: Path) -> None:
             [compiler, *FLAGS, "-c", str(source), "-o", str(objects)],
             [compiler, "-shared", str(objects), str(openmp), "-o", str(made)],
         ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
             if done.returncode:
-                raise OSError(f"{Path(compiler).name}: {done.stderr.strip() or done.returncode}")
+                raise OSError(f"{Path(compiler).name}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+        ctypes.CDLL(str(made))  # what cannot be loaded is not kept
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
         made.replace(built)
     log.info("built %s", built)

@@ -87,7 +87,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     settled = choice.settled(lambda kinds: probe(loaded, kinds))
     log.info(settled.told)
     layout = settled.layout
-    fuse_layers(loaded)
+    fuse_layers(loaded, config.model.cache_dir)
     pack_linears(loaded)
     limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
