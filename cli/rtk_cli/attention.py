@@ -121,5 +121,5 @@ def _backend(one: "Backend") -> dict[str, Any]:
         for name in ("devices", "compute_capabilities", "dtypes", "kinds", "features", "page_sizes"):
             values = getattr(declared, name)
             facts[name] = None if values is None else sorted(values)
-        facts["preference"] = declared.preference
+        facts |= {"preference": declared.preference, "graphs": declared.graphs}
     return facts

@@ -172,13 +172,16 @@ class TrtllmMLA:
 
 
 class StandIn(TorchAttention):
-    """What computes the longer rows; keeps the batches that it planned."""
+    """What computes the longer rows, and rounds nothing but its answers; keeps the batches that it planned."""
 
     planned: list = []  # noqa: RUF012 - one for all: the backend under test makes its own
 
     def plan(self, batch, workspace):
         self.planned.append(batch)
         return super().plan(batch, workspace)
+
+    def forward(self, q, kv, call, plan):
+        return super().forward(q.float(), {name: t.float() for name, t in kv.items()}, call, plan).to(q.dtype)
 
 
 class KnowsNoLatents(TorchAttention):

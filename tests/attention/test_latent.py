@@ -268,12 +268,11 @@ def test_a_model_answers_as_by_the_reference(backend, fake, zoo, monkeypatch):
     tiny = {"q_lora_rank": None, "first_k_dense_replace": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     monkeypatch.setitem(tiny_models.KINDS, "of 576", ("deepseek_v3", tiny_models.LATENT | tiny))
     loaded = zoo.load("of 576", dtype="bfloat16")
-    entry = installed().get("attention", "torch")
-    wanted = list(steps(loaded, entry.build(entry.plugin.options())))
+    wanted = list(steps(loaded, StandIn(LatentOptions())))
     got = list(steps(loaded, backend))
     assert [len(logits) for logits in got] == [70, 12, 2]
     for mine, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-2, rtol=0)
+        assert (mine - theirs).norm() <= 5e-3 * theirs.norm()
         assert theirs.std() > 0.1
     assert fake.calls == [(1, 1), (1, 1), (2, 1), (2, 1)]
 

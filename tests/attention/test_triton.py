@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rtk.errors import PluginError
 from rtk.plugin import BatchView, KVShape, Options, Workspace
@@ -44,7 +46,7 @@ def test_the_kernels_give_what_the_oracle_gives():
         "skipped equals the oracle: in bfloat16: does not declare bfloat16",
         "skipped equals the oracle: mla in bfloat16: does not declare bfloat16",
     ]
-    assert len(lines) == 56
+    assert len(lines) == 57
 
 
 @pytest.mark.slow
@@ -52,16 +54,20 @@ def test_the_kernels_give_what_the_oracle_gives():
 def test_every_check_and_every_combination():
     lines = interpreted("all")
     assert sum(line.startswith("skipped ") for line in lines) == 3
-    assert len(lines) == 58 + (6 * 3 + 5) * 5 * 2
+    assert len(lines) == 59 + (6 * 3 + 5) * 5 * 2
 
 
-def step(rows, *, req_rows=None, programs=4, max_splits=32):
+def step(rows, *, programs=4, max_splits=32, **about):
     """The work of rows (q_len, kv_len)."""
+    return Step(view(rows, **about), Workspace(torch.device("cpu")), programs=programs, max_splits=max_splits)
+
+
+def view(rows, *, req_rows=None, replayed=False):
     q_lens, kv_lens = np.array(rows, np.int32).T
     req_rows = np.arange(len(rows), dtype=np.int32) if req_rows is None else np.array(req_rows, np.int32)
     table = torch.zeros(len(rows), 1000, dtype=torch.int32)
-    batch = BatchView(q_lens, kv_lens, req_rows, table, torch.zeros(int(q_lens.sum()), dtype=torch.int64), 1)
-    return Step(batch, Workspace(torch.device("cpu")), programs=programs, max_splits=max_splits)
+    slots = torch.zeros(int(q_lens.sum()), dtype=torch.int64)
+    return BatchView(q_lens, kv_lens, req_rows, table, slots, 1, replayed=replayed)
 
 
 def test_rows_of_several_queries_are_cut_into_blocks_and_those_with_most_keys_come_first():
@@ -93,6 +99,42 @@ def test_tables_are_made_once_for_layers_alike():
     assert one.extend(32) is one.extend(32)
     assert one.decode(None, 2) is one.decode(None, 2) is one.decode(300, 2)
     assert one.decode(100, 2) is not one.decode(None, 2)
+
+
+def test_a_step_that_is_replayed_keeps_its_tables_and_their_lengths():
+    made = step([(1, 1)] * 3, programs=8, replayed=True)
+    windowed, whole = made.decode(40, 2), made.decode(None, 2)
+    assert windowed is not whole  # though the window hides nothing yet
+    assert whole.work.tolist() == [*([i, i, 0, 1] for i in range(3)), *([[0] * 4] * 4)]
+    before = [t.data_ptr() for pieces in (windowed, whole) for t in (pieces.work, pieces.rows)]
+    rows = [(1, 300), (1, 100), (1, 2)]
+    made.replan(view(rows, req_rows=[2, 0, 1], replayed=True))
+    assert made.decode(None, 2) is whole
+    work = [[0, 2, 0, 128], [0, 2, 128, 256], [0, 2, 256, 300], [1, 0, 0, 100], [2, 1, 0, 2]]
+    assert whole.work.tolist() == [*work, *([[0] * 4] * 2)]
+    assert whole.rows.tolist() == [[0, 0, 3], [1, 3, 1], [2, 4, 1]]
+    assert windowed.work.tolist() == [[0, 2, 260, 300], [1, 0, 60, 100], [2, 1, 0, 2], *([[0] * 4] * 4)]
+    assert before == [t.data_ptr() for pieces in (windowed, whole) for t in (pieces.work, pieces.rows)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    lens=st.lists(st.integers(1, 3000), min_size=1, max_size=9),
+    programs=st.integers(1, 600),
+    heads=st.integers(1, 40),
+    max_splits=st.sampled_from([1, 32]),
+)
+def test_no_lengths_need_more_pieces_than_there_is_room_for(lens, programs, heads, max_splits):
+    made = step([(1, 1)] * len(lens), programs=programs, max_splits=max_splits, replayed=True)
+    room = len(made.decode(None, heads).work)
+    made.replan(view([(1, n) for n in lens], replayed=True))
+    pieces = made.decode(None, heads)
+    work = pieces.work.tolist()
+    assert len(work) == room
+    assert sum(end - start for _, _, start, end in work) == sum(lens)
+    cut = step([(1, n) for n in lens], programs=programs, max_splits=max_splits).decode(None, heads)
+    assert work[: len(cut.work)] == cut.work.tolist()
+    assert pieces.rows.tolist() == cut.rows.tolist()
 
 
 def test_heads_that_are_too_wide_are_refused():

@@ -117,6 +117,7 @@ def test_json_for_machines(zoo: Any) -> None:
         "features": ["sinks", "sliding_window", "softcap"],
         "page_sizes": [32, 64],
         "preference": 10,
+        "graphs": False,
     }
     assert lacking == {
         "name": "lacking",

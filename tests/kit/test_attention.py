@@ -278,10 +278,25 @@ class KnowsOnePageSize(ScalesByItself):
     capabilities = replace(Plain.capabilities, page_sizes=frozenset({64}))
 
 
-class Latent(Plain):
+class Replayed(Plain):
+    """A plan is a list of one batch, and serves the batch that is in it."""
+
+    capabilities = replace(Plain.capabilities, graphs=True)
+
+    def plan(self, batch, workspace):
+        return [batch]
+
+    def replan(self, plan, batch):
+        plan[0] = batch
+
+    def forward(self, q, kv, call, plan):
+        return super().forward(q, kv, call, plan[0])
+
+
+class Latent(Replayed):
     """Latents only: one buffer, and the value is the beginning of a key."""
 
-    capabilities = replace(Plain.capabilities, features=frozenset(), kinds=frozenset({"mla"}))
+    capabilities = replace(Replayed.capabilities, features=frozenset(), kinds=frozenset({"mla"}))
 
     def layout(self, shape, page_size, kv_dtype):
         return KVLayout(shape.layers, page_size, (BufferSpec("k", (1, shape.head_dim), kv_dtype),))
@@ -301,7 +316,37 @@ class TakesTheEndForTheValue(Latent):
         return latent[..., -call.v_head_dim :]
 
 
+class KeepsItsPlan(Replayed):
+    def replan(self, plan, batch):
+        """The lengths stay those of the first step."""
+
+
+class PlansTheLengthsOnly(Replayed):
+    def replan(self, plan, batch):
+        plan[0] = replace(batch, req_rows=plan[0].req_rows)
+
+
+class DropsWindowsForGood(Replayed):
+    """Which windows hide nothing is found out once, and is not so in later steps."""
+
+    def plan(self, batch, workspace):
+        return [batch, int(batch.kv_lens.max())]
+
+    def forward(self, q, kv, call, plan):
+        if plan[0].replayed and call.sliding_window and call.sliding_window >= plan[1]:
+            call = replace(call, sliding_window=None)
+        return super().forward(q, kv, call, plan)
+
+
+class DeclaresGraphsOnly(Plain):
+    capabilities = replace(Plain.capabilities, graphs=True)
+
+
 FAULTY = [
+    *(
+        (faulty, "serves other steps when it is replayed")
+        for faulty in (KeepsItsPlan, PlansTheLengthsOnly, DropsWindowsForGood, DeclaresGraphsOnly)
+    ),
     (KnowsOnePageSize, "equals the oracle: scaling of its own"),
     (OwnsSlots, "equals the oracle: a shared prefix, page 64"),
     (TakesTheEndForTheValue, "equals the oracle: mla, page 1"),
@@ -338,8 +383,9 @@ FAULTY = [
 ]
 
 
-def test_a_plain_backend_passes():
-    assert_passes("attention", Plain)
+@pytest.mark.parametrize("backend", [Plain, Replayed])
+def test_a_plain_backend_passes(backend):
+    assert_passes("attention", backend)
 
 
 def test_a_backend_of_latents_is_asked_for_nothing_else():

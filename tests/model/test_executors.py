@@ -188,7 +188,7 @@ def test_a_step_that_samples_nothing_keeps_what_the_row_sampled(executor):
 def test_counters(executor):
     launched(executor, one(1, 0, [3, 4, 5])).result()
     launched(executor, one(1, 3, [SAMPLED_LAST])).result()
-    assert executor.stats() == {"forwards": 2, "attention_query_rows": 4}
+    assert executor.stats().items() >= {"forwards": 2, "attention_query_rows": 4}.items()
 
 
 def test_closing_twice_is_safe(executor):

@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_every_conflict_is_named():
     assert conflicts(limited, NEEDS, CPU, 1) == [device, dtype, pages, features]
     assert conflicts(limited, None, CPU, 1) == [device, pages]
     assert conflicts(limited, NEEDS, CPU, None) == [device, dtype, features]
+
+
+def test_graphs_that_are_asked_for():
+    none = Capabilities(frozenset({"cpu", "cuda"}), frozenset({"float32"}), features=NEEDS.features)
+    some = replace(none, graphs=True)
+    for declared in (none, some):
+        assert conflicts(declared, NEEDS, CUDA, None) == []
+        assert conflicts(declared, NEEDS, CPU, None, graphs=True) == ["model.cuda_graphs = true (device cpu has none)"]
+    assert conflicts(none, NEEDS, CUDA, None, graphs=True) == ["model.cuda_graphs = true (it cannot be captured)"]
+    assert conflicts(some, NEEDS, CUDA, None, graphs=True) == []
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def test_the_inline_executor_samples_what_the_runner_computes(zoo):
     step = executor.launch(cold([11, 12, 13], [7, 8, 9], row=1))
     step.sample(SampleInputs(temperature=np.zeros(1, np.float32), **GREEDY))
     assert step.result().tokens == ((best,),)
-    assert executor.stats() == {"forwards": 2, "attention_query_rows": 6}
+    assert executor.stats() == {"forwards": 2, "attention_query_rows": 6, "replayed": 0}
     narrow = InlineExecutor(runner, vocab_size=best)
     step = narrow.launch(cold([11, 12, 13], [7, 8, 9], row=1))
     step.sample(SampleInputs(temperature=np.zeros(1, np.float32), **GREEDY))

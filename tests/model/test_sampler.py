@@ -8,12 +8,21 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rtk.model import sampler
 from rtk.model.sampler import HEAD, NON_FINITE, sample
 from rtk.plugin.grammar import write_row
 from rtk.schedule.batch import Bias, Mask, Penalties, SampleInputs
 from rtk.schedule.params import GREEDY_BELOW
 
 NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True, params=["by the host", "by the device"], scope="module")
+def place(request):
+    """Where rows are drawn: by numpy, or by the operations that draw on CUDA devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "ALONE", {"cpu"} if request.param == "by the device" else set())
+        yield
 
 
 def inputs(n, *, temperature=1.0, top_p=1.0, top_k=-1, uniform=0.5, banned=None, min_p=None, **more) -> SampleInputs:

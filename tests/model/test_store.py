@@ -143,7 +143,7 @@ def test_an_import_interrupted_at_any_step_leaves_nothing(gguf, cache):
 
 
 @pytest.mark.parametrize("call", ["mkdir", "write_text", "open", "iterdir", "rename"])
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), Interrupted()])
+@pytest.mark.parametrize("failure", [lambda: OSError(28, "No space left on device"), Interrupted], ids=["full", "stop"])
 def test_a_file_system_that_fails_at_any_call_leaves_nothing(gguf, cache, monkeypatch, call, failure):
     original = getattr(Path, call)
     for allowed in range(50):
@@ -154,7 +154,7 @@ def test_a_file_system_that_fails_at_any_call_leaves_nothing(gguf, cache, monkey
             if ".tmp" in str(self):
                 calls += 1
                 if calls > allowed:
-                    raise failure
+                    raise failure()
             return original(self, *args, **kwargs)
 
         with monkeypatch.context() as patch:

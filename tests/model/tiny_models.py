@@ -127,10 +127,11 @@ def make_runner(
     rows=8,
     context_length=2048,
     kinds=("mha", "mla"),
+    backend=None,
 ) -> ModelRunner:
     """A runner on the reference backend whose pool is full of NaN. `needs` are the model's, where it was probed."""
     entry = installed().get("attention", "torch")
-    backend = entry.build(entry.plugin.options())
+    backend = backend or entry.build(entry.plugin.options())
     needs = needs or probe(loaded, kinds)
     pool = KVPool(backend.layout(needs.shape, page_size, needs.dtype), slots, loaded.device)
     for layer in range(needs.shape.layers):

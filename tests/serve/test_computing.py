@@ -1,6 +1,7 @@
 """From configuration and folder to an executor, over tiny models."""
 
 import weakref
+from dataclasses import replace
 
 import pytest
 from tiny_tokenizer import byte_level
@@ -10,10 +11,12 @@ from rtk.config.load import config_from
 from rtk.errors import ConfigError
 from rtk.model.inline_executor import InlineExecutor
 from rtk.model.thread_executor import ThreadExecutor
+from rtk.plugin import Capabilities
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
-from rtk.serve.computing import choose_backend, load, mixed_tokens, mixes
+from rtk.serve.computing import choose_backend, graphs, load, mixed_tokens, mixes
 from rtk.serve.runtime import Runtime, build_policies
+from rtk_attention.torch.backend import TorchAttention
 
 
 def build(zoo, kind="llama", vocab_size=99, **keys):
@@ -38,7 +41,7 @@ def test_what_it_builds_serves(zoo):
     harness.add("a", [5, 6, 7], max_new_tokens=4)
     harness.run()
     assert len(harness.tokens["a"]) == 4
-    assert computing.executor.stats() == {"forwards": 4, "attention_query_rows": 6}
+    assert computing.executor.stats() == {"forwards": 4, "attention_query_rows": 6, "replayed": 0}
 
 
 def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(zoo):
@@ -77,6 +80,60 @@ def test_steps_overlap_in_a_thread_of_their_own_where_that_is_asked_for(zoo, wan
     computing.executor.close()
 
 
+@pytest.mark.parametrize(
+    ("wanted", "device", "declared", "captured"),
+    [
+        (None, "cuda", True, True),
+        (None, "cuda", False, False),
+        (None, "cpu", True, False),
+        (True, "cuda", True, True),
+        (False, "cuda", True, False),
+    ],
+)
+def test_steps_are_captured_where_that_is_possible(wanted, device, declared, captured):
+    capabilities = Capabilities(frozenset(), frozenset(), graphs=declared)
+    assert graphs(config_from({"model.cuda_graphs": wanted}), device, capabilities) is captured
+
+
+def test_an_engine_that_replays_answers_like_one_that_does_not(zoo, monkeypatch):
+    """As on a CUDA device: what is recorded is run again."""
+
+    def run_again(run):
+        run()
+        return run
+
+    class Again(TorchAttention):
+        capabilities = replace(TorchAttention.capabilities, graphs=True)
+
+        def plan(self, batch, workspace):
+            return [super().plan(batch, workspace), workspace]
+
+        def replan(self, plan, batch):
+            plan[0] = self.plan(batch, plan[1])[0]
+
+        def forward(self, q, kv, call, plan):
+            return super().forward(q, kv, call, plan[0])
+
+    answers = []
+    for captured in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr("rtk.serve.computing.graphs", lambda *_, captured=captured: captured)
+            patch.setattr("rtk.model.cuda_graphs.cuda_recorder", lambda device: run_again)
+            patch.setattr("rtk_attention.torch.backend.TorchAttention", Again)
+            computing = build(zoo, schedule__max_running=3, attention__backend="torch", cache__pool_tokens=512)
+            config = config_from({"model.path": "m"})
+            engine = Engine(runtime=Runtime(config, build_policies(config), computing, byte_level()))
+            params = [
+                {"max_new_tokens": n, "ignore_eos": True, "temperature": t, "seed": 7} for n, t in ((3, 0), (9, 1))
+            ]
+            found = [engine.generate([[1, 2, 3], [4] * 9, [5]], own) for own in params]
+            answers.append([one.token_ids for some in found for one in some])
+            stats = computing.executor.stats()
+            assert (stats["forwards"] - stats["replayed"]) == (1 if captured else stats["forwards"])
+            engine.close()
+    assert answers[0] == answers[1]
+
+
 def test_ids_that_the_model_does_not_know_are_not_served(zoo):
     assert build(zoo, vocab_size=200).vocab_size == 99
 
@@ -105,6 +162,10 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
             r"schedule.max_prefill_tokens = 8: .* or set schedule.chunked_prefill_size = -1",
         ),
         ({"model__device": "cuda:99"}, r"model.device = 'cuda:99': not usable here: .*; choose cpu or auto"),
+        (
+            {"model__cuda_graphs": True, "attention__backend": "torch"},
+            r"attention backend 'torch' cannot serve model.cuda_graphs = true \(device cpu has none\)",
+        ),
         ({"model__device": "tpu"}, r"model.device = 'tpu': not usable here: "),
         ({"model__device": "meta"}, r"model.device = 'meta': not usable here: "),
         ({"model__device": "vulkan"}, r"model.device = 'vulkan': not usable here: "),
@@ -119,6 +180,7 @@ def test_ids_that_the_model_does_not_know_are_not_served(zoo):
         "small pieces beside others",
         "small steps",
         "no GPU",
+        "no graphs",
         "unknown device",
         "no values",
         "not built in",

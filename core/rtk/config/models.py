@@ -92,6 +92,11 @@ class ModelConfig(Section):
     cache_dir: Annotated[Path, AfterValidator(at_home)] = Field(
         default_factory=_cache_dir, description="folder for fetched and imported models"
     )
+    cuda_graphs: bool | None = Field(
+        default=None,
+        description="launch steps that only decode as CUDA graphs; null: on CUDA devices, where the attention backend "
+        "can be captured",
+    )
     threads: int | None = Field(
         default=None, ge=1, le=MAX_THREADS, description="CPU threads of one operation; null: torch's own choice"
     )

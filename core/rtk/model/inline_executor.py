@@ -23,10 +23,11 @@ class InlineExecutor:
         return InlineStep(self._runner, plan, self._vocab_size)
 
     def stats(self) -> dict[str, int]:
-        """Forwards, and query rows counted inside attention."""
+        """Forwards, query rows counted inside attention, and forwards that were replayed from CUDA graphs."""
         return {
             "forwards": self._runner.stats.forwards,
             "attention_query_rows": self._runner.stats.query_rows,
+            "replayed": self._runner.stats.replayed,
         }
 
     def close(self) -> None:

@@ -34,10 +34,13 @@ def page_size(declared: Capabilities, wanted: int | None) -> int:
     return 1 if declared.page_sizes is None else min(declared.page_sizes)
 
 
-def conflicts(declared: Capabilities, needs: Needs | None, device: torch.device, wanted: int | None) -> list[str]:
-    """Everything that the model, the device or `cache.page_size` ask of a backend in vain.
+def conflicts(
+    declared: Capabilities, needs: Needs | None, device: torch.device, wanted: int | None, *, graphs: bool = False
+) -> list[str]:
+    """Everything that the model, the device or the configuration ask of a backend in vain.
 
-    `needs` are the model's, None where nothing is known of it yet; `wanted` is the page size, None: the backend's own.
+    `needs` are the model's, None where nothing is known of it yet; `wanted` is the page size, None: the backend's own;
+    `graphs` is whether it must be possible to capture steps.
     """
     found = []
     if device.type not in declared.devices:
@@ -51,6 +54,10 @@ def conflicts(declared: Capabilities, needs: Needs | None, device: torch.device,
         found.append(f"dtype {needs.dtype} (it computes {_listed(declared.dtypes)})")
     if declared.page_sizes is not None and wanted is not None and wanted not in declared.page_sizes:
         found.append(f"cache.page_size = {wanted} (it takes {_numbers(declared.page_sizes)})")
+    if graphs and device.type != "cuda":
+        found.append(f"model.cuda_graphs = true (device {device.type} has none)")
+    elif graphs and not declared.graphs:
+        found.append("model.cuda_graphs = true (it cannot be captured)")
     if needs and needs.mla is not None:
         kind = "mla" if needs.mla else "mha"
         if kind not in declared.kinds:

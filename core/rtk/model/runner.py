@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from rtk.cache.pool import KVPool
 from rtk.errors import ModelError
 from rtk.model.bridge import Head, flat_logits, flat_logits_and_head
+from rtk.model.cuda_graphs import DecodeGraphs, Record
 from rtk.model.loader import LoadedModel
 from rtk.model.threads import one_thread
+from rtk.model.transfer import on_device
 from rtk.plugin import AttentionBackend, BatchView, LayerCall, Workspace
 from rtk.schedule.batch import SAMPLED_LAST, StepPlan
 
@@ -23,7 +25,9 @@ class RunnerStats:
 
     forwards: int = 0
     query_rows: int = 0
-    """Queries that attention computed, counted where it happens, in one layer."""
+    """Queries that attention computed, counted where it happens, in one layer; padding is not counted."""
+    replayed: int = 0
+    """Forwards that were replayed from a CUDA graph."""
 
 
 class Computed(NamedTuple):
@@ -57,6 +61,25 @@ class ModelRunner:
         self._table = torch.zeros(rows, context_length, dtype=torch.int32, device=loaded.device)
         self._sampled_last = torch.zeros(rows, dtype=torch.int64, device=loaded.device)
         self._verified = False
+        self._graphs: DecodeGraphs | None = None
+
+    def capture(self, most: int, record: Record) -> list[int]:
+        """Capture graphs for steps of up to `most` decoding rows, before the first step; returns the rows of each.
+
+        The backend declares `graphs`, and row 0 of the table is never used.
+        """
+        page_size = self._pool.layout.page_size
+        self._graphs = DecodeGraphs(self._forward, self._backend, self._workspace, self._table, page_size)
+        self._graphs.capture(most, record)
+        return self._graphs.captured
+
+    def _forward(
+        self, plan: Any, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        step = _Step(self._backend, self._pool, slots, plan)
+        logits = flat_logits(self._loaded.model, step, tokens, positions, keep)
+        self._verify(step)
+        return logits
 
     def compute(self, plan: StepPlan) -> Computed:
         """Compute a step. K/V is in the pool afterwards.
@@ -65,13 +88,18 @@ class ModelRunner:
         """
         for write in plan.writes:
             self._table[write.req_row, write.start : write.start + len(write.slots)] = self._tensor(write.slots)
-        step = _Step(self._backend, self._pool, self._view(plan), self._workspace)
-        positions, keep = (self._tensor(a) for a in (_positions(plan), _sampling(plan)))
-        given = self._loaded.model, step, self._tokens(plan), positions, keep
-        logits, head = flat_logits_and_head(*given) if plan.scored else (flat_logits(*given), None)
-        if not self._verified:
-            self._verify(step)
+        view, tokens, positions = self._view(plan), self._tokens(plan), self._tensor(_positions(plan))
         self.stats.forwards += 1
+        if self._graphs is not None and _only_decodes(plan):
+            found = self._graphs.compute(view, tokens, positions)
+            if found is not None:
+                self.stats.replayed += 1
+                self.stats.query_rows += len(plan.rows)
+                return Computed(found, None)
+        step = _Step(self._backend, self._pool, view.slots, self._backend.plan(view, self._workspace))
+        given = self._loaded.model, step, tokens, positions, self._tensor(_sampling(plan))
+        logits, head = flat_logits_and_head(*given) if plan.scored else (flat_logits(*given), None)
+        self._verify(step)
         self.stats.query_rows += step.query_rows
         return Computed(logits, head)
 
@@ -93,7 +121,7 @@ class ModelRunner:
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """On the device; where that computes by itself, nobody waits for it."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._loaded.device, non_blocking=True)
+        return on_device(array, self._loaded.device)
 
     def _view(self, plan: StepPlan) -> BatchView:
         """Enter the step's slots into the table, and describe the batch."""
@@ -113,6 +141,8 @@ class ModelRunner:
 
     def _verify(self, step: "_Step") -> None:
         """A layer that bypasses attention would compute without its past; the probe's path may differ from this one."""
+        if self._verified:
+            return
         if step.calls != [1] * len(step.calls):
             raise ModelError(
                 f"model type {self._loaded.facts.kind!r} cannot be served: "
@@ -124,13 +154,13 @@ class ModelRunner:
 class _Step:
     """Attention of one step, over the pool."""
 
-    def __init__(self, backend: AttentionBackend, pool: KVPool, batch: BatchView, workspace: Workspace) -> None:
+    def __init__(self, backend: AttentionBackend, pool: KVPool, slots: torch.Tensor, plan: Any) -> None:
         self.calls = [0] * pool.layout.layers
         self.query_rows = 0
         self._backend = backend
         self._pool = pool
-        self._slots = batch.slots
-        self._plan = backend.plan(batch, workspace)
+        self._slots = slots
+        self._plan = plan
 
     def attend(
         self,
@@ -147,6 +177,11 @@ class _Step:
         kv = self._pool.layer(call.layer)
         self._backend.write(kv, k, v, self._slots)
         return self._backend.forward(q, kv, call, self._plan)
+
+
+def _only_decodes(plan: StepPlan) -> bool:
+    """Whether every row computes one token and samples the next."""
+    return not plan.scored and all(row.q_len == row.samples == 1 for row in plan.rows)
 
 
 def _positions(plan: StepPlan) -> NDArray[np.int64]:

@@ -13,12 +13,16 @@ most probable tokens, then the fewest of those that reach `top_p` of their proba
 probability of what is kept, in the order of ids. Log-probabilities are those of the logits before all this.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rtk.grammar.mask import apply_mask
+from rtk.model.draws import draw
 from rtk.model.logprobs import OnHost, Told, entries, joined, slices, told
+from rtk.model.transfer import on_device
 from rtk.schedule.batch import Bias, Penalties, SampleInputs, StepResult
 from rtk.schedule.messages import TokenLogprobs
 from rtk.schedule.params import GREEDY_BELOW
@@ -26,6 +30,8 @@ from rtk.schedule.params import GREEDY_BELOW
 HEAD = 512
 """Most probable tokens looked at for `top_p` before all are sorted; enough for most rows."""
 NON_FINITE = "non-finite logits"
+ALONE = frozenset({"cuda"})
+"""Types of devices on which rows are drawn without the host."""
 
 
 class Sampling:
@@ -62,9 +68,9 @@ def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> Sampl
     place. Ids from `vocab_size` up are never produced, nor those that `inputs.banned` names. A row with a NaN, or with
     nothing but -inf, gets an error instead of a token; an infinite logit is taken. O(vocab) for each row, on the device
     for greedy rows, which the host does not wait for, and on the host for the others; rows with `top_p` on a flat
-    distribution sort their vocabulary.
+    distribution sort their vocabulary. On a CUDA device the host waits for no row (see `rtk.model.draws`).
     """
-    raw = logits[torch.tensor(list(inputs.logprobs), device=logits.device)] if inputs.logprobs else None
+    raw = logits[_ids(inputs.logprobs, logits.device)] if inputs.logprobs else None
     logits = logits[:, :vocab_size]
     if inputs.penalties is not None:
         _penalise(logits, inputs.penalties)
@@ -76,7 +82,10 @@ def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> Sampl
     ids = _first_maximum(logits)
     best = logits.gather(1, ids[:, None])[:, 0]
     drawn = np.flatnonzero(inputs.temperature >= GREEDY_BELOW)
-    if drawn.size:
+    if drawn.size and logits.device.type in ALONE:
+        where = on_device(drawn, logits.device)
+        ids[where] = draw(logits, inputs, drawn).where(best[where].isfinite(), ids[where])
+    elif drawn.size:
         drawn = drawn[np.isfinite(best.cpu().numpy()[drawn])]
         where = torch.from_numpy(drawn).to(logits.device)
         min_p = np.zeros_like(inputs.top_p) if inputs.min_p is None else inputs.min_p
@@ -90,7 +99,7 @@ def sample(logits: torch.Tensor, inputs: SampleInputs, vocab_size: int) -> Sampl
 
 def _told(raw: torch.Tensor, ids: torch.Tensor, tops: dict[int, int], vocab_size: int) -> Told:
     """Of the rows that ask, whose logits `raw` are."""
-    chosen, top = ids[torch.tensor(list(tops), device=ids.device)], max(tops.values())
+    chosen, top = ids[_ids(tops, ids.device)], max(tops.values())
     return joined([told(raw[part], chosen[part], top, vocab_size) for part in slices(*raw.shape)])
 
 
@@ -101,7 +110,7 @@ def _penalise(logits: torch.Tensor, given: Penalties) -> None:
     entry, tokens, counts = entry[known], given.tokens[known].astype(np.int64), given.counts[known]
     off = given.frequency[entry] * counts + given.presence[entry] * (counts > 0)
     columns = (given.rows[entry].astype(np.int64), tokens, given.repetition[entry], off.astype(np.float32))
-    row, token, repetition, less = (torch.from_numpy(c).to(logits.device, non_blocking=True) for c in columns)
+    row, token, repetition, less = (on_device(column, logits.device) for column in columns)
     was = logits[row, token]
     logits[row, token] = torch.where(was > 0, was / repetition, was * repetition) - less
 
@@ -110,17 +119,23 @@ def _bias(logits: torch.Tensor, given: Bias) -> None:
     """In place; each token is there once for each row."""
     known = given.tokens < logits.shape[1]
     columns = (given.rows[known].astype(np.int64), given.tokens[known].astype(np.int64), given.values[known])
-    row, token, more = (torch.from_numpy(c).to(logits.device, non_blocking=True) for c in columns)
+    row, token, more = (on_device(column, logits.device) for column in columns)
     logits[row, token] += more
 
 
 def _without_banned(logits: torch.Tensor, banned: dict[int, tuple[int, ...]]) -> torch.Tensor:
     if not any(banned.values()):
         return logits
-    logits = logits.clone()
-    for row, ids in banned.items():
-        logits[row, [token for token in ids if token < logits.shape[1]]] = -torch.inf
+    logits, width = logits.clone(), logits.shape[1]
+    entries = [(row, token) for row, own in banned.items() for token in own if token < width]
+    rows, tokens = on_device(np.array(entries, np.int64).reshape(-1, 2).T, logits.device)
+    # The value itself lies on the host, which then would have to wait for the copy.
+    logits.index_put_((rows, tokens), logits.new_full((), -torch.inf))
     return logits
+
+
+def _ids(numbers: Iterable[int], device: torch.device) -> torch.Tensor:
+    return on_device(np.fromiter(numbers, np.int64), device)
 
 
 def _first_maximum(logits: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Small kernels in C++ for what torch does in many steps on a CPU: built on the machine that runs them, by its compiler.
+"""Small kernels in C++ for what torch does in many steps on a CPU: built on the machine that runs them, by a compiler.
 
 They are an addition: whoever uses them computes the same without them, more slowly, where there is no compiler. A
 library is plain functions over pointers; nothing of torch is compiled, so a build takes seconds, once for each source,
@@ -10,7 +10,6 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-
 LIMIT_S = 120
 
 
-class Unavailable(ImportError):
+class Unavailable(ImportError):  # noqa: N818 - an answer: the caller goes on without them
     """The kernels cannot be had on this machine; says why, and what would help."""
 
 
@@ -55,7 +54,7 @@ def _openmp() -> Path | None:
     """The OpenMP runtime that torch loaded into this process."""
     import torch  # noqa: F401 - loads it
 
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "libgomp" in line}
     return Path(sorted(paths)[0]) if len(paths) == 1 else None
 
@@ -88,6 +87,6 @@ def _build(compiler: str, source: Path, openmp: Path, built: Path) -> None:
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
             if done.returncode:
-                raise OSError(f"{Path(compiler).name}: {one_line(done.stderr) or done.returncode}")
-        os.replace(made, built)
+                raise OSError(f"{Path(compiler).name}: {done.stderr.strip() or done.returncode}")
+        made.replace(built)
     log.info("built %s", built)

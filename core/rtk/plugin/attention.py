@@ -37,6 +37,8 @@ class Capabilities:
     """Major CUDA compute capabilities that it has kernels for; None: any, and devices that have none."""
     preference: int = 0
     """Of the backends that can serve, `auto` takes the one with the highest; it takes none below 0."""
+    graphs: bool = False
+    """Whether `forward` of steps that only decode can be captured in a CUDA graph, which `replan` feeds."""
 
 
 FEATURES = frozenset({"sliding_window", "softcap", "sinks"})
@@ -120,6 +122,8 @@ class BatchView:
     page_size: int
     shared: tuple[SharedRun, ...] = ()
     """What is worth reading once for several rows. Runs of one row do not overlap. Rows may share more than is told."""
+    replayed: bool = False
+    """Whether the plan is to serve other steps too, through `replan`. Then each row has one query, and none is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,10 @@ class Workspace:
             held = self._taken[name] = torch.empty(size, dtype=dtype, device=self.device)
         return held[:size].view(shape)
 
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The memory that is held at the moment; it stays where it is for whoever keeps these."""
+        return tuple(self._taken.values())
+
     @property
     def nbytes(self) -> int:
         """Bytes held at the moment."""
@@ -182,6 +190,15 @@ class AttentionBackend(ABC):
 
         One plan serves every layer of the step, and layers differ in their `LayerCall`.
         """
+
+    def replan(self, plan: Any, batch: BatchView) -> None:
+        """Make a plan that was made for `replayed` steps the plan of another one, in the memory that it has.
+
+        What `forward` launched for the plan, launched again, then computes this step, whose rows are as many, whose
+        table and slots are the same tensors, and whose lengths may be any. Nothing else of `forward` happens again. The
+        host does not wait for the device. Only asked where `graphs` is declared.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:

@@ -108,7 +108,8 @@ class Choice:
             return one
         declared, wanted = one.declared, self.config.cache.page_size
         pages = page_size(declared, wanted)
-        problems = conflicts(declared, needs, torch.device(self.device), wanted)
+        graphs = self.config.model.cuda_graphs is True
+        problems = conflicts(declared, needs, torch.device(self.device), wanted, graphs=graphs)
         schedule = self.config.schedule
         if wanted is None and (short := too_short(schedule, pages)) and not too_short(schedule, 1):
             name, tokens = short

@@ -15,7 +15,7 @@ from rtk.serve.backends import Choice, allowed, border, too_short
 
 if TYPE_CHECKING:
     from rtk.model.loader import LoadedModel
-    from rtk.plugin import KVLayout
+    from rtk.plugin import Capabilities, KVLayout
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     `vocab_size` is the tokenizer's. Raises `RtkError` where something is missing or does not fit.
     """
     from rtk.cache.pool import KVPool
+    from rtk.model.cuda_graphs import cuda_recorder
     from rtk.model.fused import fuse_layers
     from rtk.model.inline_executor import InlineExecutor
     from rtk.model.linear import pack_linears
@@ -93,6 +94,8 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
     runner = ModelRunner(loaded, settled.attention, pool, rows=rows, context_length=context)
+    if graphs(config, loaded.device.type, settled.attention.capabilities):
+        runner.capture(limits.max_running, cuda_recorder(loaded.device))
     overlap = overlaps(config, loaded.device.type)
     executor = InlineExecutor(runner, known)
     return Computing(
@@ -138,6 +141,11 @@ def _limits(config: Config, loaded: "LoadedModel", layout: "KVLayout") -> tuple[
         align_tokens=config.schedule.truncation_align_size or 1,
     )
     return limits, size.reason
+
+
+def graphs(config: Config, device: str, declared: "Capabilities") -> bool:
+    """Whether steps that only decode are captured on a device of this type, by a backend that declares this."""
+    return device == "cuda" and declared.graphs and config.model.cuda_graphs is not False
 
 
 def overlaps(config: Config, device: str) -> bool:

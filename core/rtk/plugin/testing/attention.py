@@ -307,6 +307,11 @@ class Scene:
         assert out.dtype == self.dtype, f"the output is {out.dtype}, the queries are {self.dtype}"
         return list(torch.split(out, [self.case.rows[row][0] for row in rows]))
 
+    def new(self, rows: Sequence[int]) -> list[torch.Tensor]:
+        """q, k and v of the given rows' new tokens."""
+        k, v = (torch.cat([t[row][self._new(row).start :] for row in rows]) for t in (self.k, self.v))
+        return [torch.cat([self.q[row] for row in rows]), k, v]
+
     def _new(self, row: int) -> range:
         q_len, kv_len = self.case.rows[row]
         return range(kv_len - q_len, kv_len)
@@ -518,6 +523,50 @@ def check_layers(backend: AttentionBackend) -> None:
             scene.assert_close(got, scene.expected(row), f"layer {scene.layer}, row {row}")
 
 
+def check_replay(backend: AttentionBackend) -> None:
+    """What was recorded of one step serves others of as many rows, on a CUDA device as a graph."""
+    from rtk.model.cuda_graphs import cuda_recorder
+
+    _require(backend.capabilities.graphs, "graphs")
+    windows = (8, None) if "sliding_window" in backend.capabilities.features else (None, None)
+    lens = (1, 1, 1, 150, 7, 40, 2, 65, 129)
+    shape = replace(usual(backend), layers=len(windows))
+    case = Case(name="replayed", rows=tuple((1, n) for n in lens), shape=shape, page_size=_pages(backend)[-1])
+    scenes = [Scene(backend, replace(case, window=window), layer) for layer, window in enumerate(windows)]
+    buffers = [scene.before(range(len(lens))) for scene in scenes]
+    first, *later = (range(at, at + 3) for at in range(0, len(lens), 3))
+    device = scenes[0].device
+    workspace, inputs = Workspace(device), [scene.new(first) for scene in scenes]
+    slots = scenes[0].view(first).slots.clone()
+    outputs: list[torch.Tensor] = []
+
+    def view(rows: Sequence[int]) -> BatchView:
+        return replace(scenes[0].view(rows), slots=slots, replayed=True)
+
+    def run() -> None:
+        outputs.clear()
+        for scene, own, (q, k, v) in zip(scenes, buffers, inputs, strict=True):
+            backend.write(own, k, v, slots)
+            outputs.append(backend.forward(q, own, scene.call, plan))
+
+    plan = backend.plan(view(first), workspace)
+    run()
+    replay = cuda_recorder(device)(run) if device.type == "cuda" else run
+    held = workspace.held()  # as the host does, which takes other steps in between
+    _mixed(backend).run(workspace=workspace)
+    for rows in (*later, first):
+        slots.copy_(scenes[0].view(rows).slots)
+        for scene, own in zip(scenes, inputs, strict=True):
+            for tensor, given in zip(own, scene.new(rows), strict=True):
+                tensor.copy_(given)
+        backend.replan(plan, view(rows))
+        replay()
+        for scene, out in zip(scenes, outputs, strict=True):
+            for row, got in zip(rows, out, strict=True):
+                scene.assert_close(got[None], scene.expected(row), f"row {row} of {lens[row]}, layer {scene.layer}")
+    del held
+
+
 def _oracle_check(case: Case) -> Callable[[AttentionBackend], None]:
     def run(backend: AttentionBackend) -> None:
         """Every row equals dense attention in float64, within the tolerance of the type."""
@@ -575,6 +624,7 @@ CHECKS: tuple[Check, ...] = (
     _check("does not depend on neighbours", check_neighbours),
     _check("does not depend on earlier steps", check_earlier_steps),
     _check("serves every layer by one plan", check_layers),
+    _check("serves other steps when it is replayed", check_replay),
     *(_check(f"equals the oracle: {case.name}", _oracle_check(case)) for case in CASES),
     _check("any batch equals the oracle", any_batch_equals_the_oracle, quick=False),
     _check("any told batch equals the oracle", any_told_batch_equals_the_oracle, quick=False),

@@ -44,6 +44,7 @@ class TritonAttention(PlainPool):
         features=frozenset({"sliding_window", "softcap", "sinks"}),
         kinds=frozenset({"mha", "mla"}),
         preference=10,
+        graphs=True,
     )
 
     def __init__(self, options: TritonOptions) -> None:
@@ -67,6 +68,10 @@ class TritonAttention(PlainPool):
     def plan(self, batch: BatchView, workspace: Workspace) -> Step:
         programs = PROGRAMS * self.multiprocessors(batch.req_to_token.device)
         return Step(batch, workspace, programs=programs, max_splits=self._max_splits)
+
+    def replan(self, plan: Step, batch: BatchView) -> None:
+        """O(pieces) on the host."""
+        plan.replan(batch)
 
     def multiprocessors(self, device: torch.device) -> int:
         """How many the device has."""

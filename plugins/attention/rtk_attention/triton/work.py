@@ -18,7 +18,10 @@ class Pieces:
     """The decoding rows, cut into pieces."""
 
     work: torch.Tensor
-    """[pieces, 4]: the query's place in the batch, its row of the table, begin and end of the keys."""
+    """[pieces, 4]: the query's place in the batch, its row of the table, begin and end of the keys.
+
+    Of a step that is replayed there are always as many, and the last may be empty.
+    """
     rows: torch.Tensor
     """[rows, 3]: the query's place, the row's first piece and how many there are."""
 
@@ -45,12 +48,22 @@ class Step:
 
     def decode(self, window: int | None, heads: int) -> Pieces | None:
         """For `decode_kernel` of `heads` programs a piece: pieces that are alike, and enough of them."""
-        if window is not None and window >= int(self._batch.kv_lens.max()):
+        if window is not None and window >= int(self._batch.kv_lens.max()) and not self._batch.replayed:
             window = None
         key = window, heads
         if key not in self._pieces:
-            self._pieces[key] = self._decode(window, heads)
+            made = self._decode(window, heads)
+            self._pieces[key] = None if made is None else Pieces(*(self._to_device(table) for table in made))
         return self._pieces[key]
+
+    def replan(self, batch: BatchView) -> None:
+        """Write the work of another step into the tables that there are. Both only decode, as many rows."""
+        self._batch = batch
+        for (window, heads), pieces in self._pieces.items():
+            made = self._decode(window, heads)
+            assert pieces is not None and made is not None, "every row decodes"
+            for own, table in zip((pieces.work, pieces.rows), made, strict=True):
+                own.copy_(self._to_device(table))
 
     def _extend(self, block: int) -> torch.Tensor | None:
         many = np.flatnonzero(self._batch.q_lens > 1)
@@ -65,14 +78,14 @@ class Step:
         work = np.stack([self._first[rows] + at, queries, self._batch.req_rows[rows], first], axis=1)
         return self._to_device(work[np.argsort(-first, kind="stable")])
 
-    def _decode(self, window: int | None, heads: int) -> Pieces | None:
+    def _decode(self, window: int | None, heads: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
         one = np.flatnonzero(self._batch.q_lens == 1)
         if not one.size:
             return None
         ends = self._batch.kv_lens[one].astype(np.int64)
         starts = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
         lens = ends - starts
-        size = _up(max(int(lens.sum()) * heads // self._programs, 1))
+        size = _up(-(-int(lens.sum()) * heads // self._programs))
         sizes = np.maximum(size, _up(-(-lens // self._max_splits)))
         counts = -(-lens // sizes)
         firsts = np.cumsum(counts) - counts
@@ -80,7 +93,9 @@ class Step:
         begin = starts[rows] + (np.arange(counts.sum()) - firsts[rows]) * sizes[rows]
         stop = np.minimum(begin + sizes[rows], ends[rows])
         work = np.stack([self._first[one][rows], self._batch.req_rows[one][rows], begin, stop], axis=1)
-        return Pieces(self._to_device(work), self._to_device(np.stack([self._first[one], firsts, counts], axis=1)))
+        if self._batch.replayed:  # more than that it cannot be, whatever the lengths
+            work = np.pad(work, ((0, self._programs // heads + len(one) - len(work)), (0, 0)))
+        return work, np.stack([self._first[one], firsts, counts], axis=1)
 
     def _to_device(self, table: NDArray[Any]) -> torch.Tensor:
         """From pinned memory where there is a device, which the host does not wait for."""
