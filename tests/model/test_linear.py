@@ -174,6 +174,41 @@ def test_experts_are_left_alone(zoo):
     assert not layer.mlp.experts[0].weight.isnan().any()
 
 
+def of_width_0():
+    return torch.nn.Linear(0, 4)
+
+
+def of_another_type():
+    return torch.nn.Linear(4, 4).to(torch.bfloat16)
+
+
+def with_a_bias_of_another_type():
+    part = torch.nn.Linear(4, 4)
+    part.bias.data = part.bias.data.to(torch.bfloat16)
+    return part
+
+
+def made_anew_in_every_forward():
+    part = torch.nn.Linear(4, 4)
+    weight = part.weight.detach()
+    del part.weight
+    part.register_forward_pre_hook(lambda part, _: setattr(part, "weight", 2 * weight))
+    part.weight = weight
+    return part
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("odd", [of_width_0, of_another_type, with_a_bias_of_another_type, made_anew_in_every_forward])
+def test_linear_modules_that_are_something_else_stay_as_they_are(zoo, odd):
+    loaded = zoo.load("llama")
+    part = odd()
+    dtype, shape = part.weight.dtype, part.weight.shape
+    loaded.model.model.layers[0].self_attn.odd = part
+    assert pack_linears(loaded) == 15
+    assert (part.weight.dtype, part.weight.shape, "forward" in vars(part)) == (dtype, shape, False)
+    assert not part.weight.isnan().any()
+
+
 def test_other_types_and_processors_without_a_kernel_are_left_alone(zoo, only):
     assert pack_linears(zoo.load("llama", dtype="float64")) == 0
     only()

@@ -11,6 +11,7 @@ from rtk.config.load import load_config
 from rtk.errors import ConfigError, PluginError
 from rtk.model.probe import Probe
 from rtk.plugin import KVShape, Plugin
+from rtk.plugin.attention import BufferSpec
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Origin, Registered, Registry
 from rtk.serve import computing
@@ -185,8 +186,49 @@ def test_one_that_cannot_lay_out_is_passed_over_by_auto_alone(
     assert (name, pages) == ("torch", 16)
     assert reason in told
     assert len(caplog.records) == warned
-    with pytest.raises((PluginError, KeyError), match=reason.removeprefix("KeyError: ")):
+    with pytest.raises(PluginError, match=reason):
         toys.choose(cache__page_size=16, attention__backend="picky").settled(lambda kinds: PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda layout: None, "its layout is a NoneType, not a KVLayout"),
+        (lambda layout: replace(layout, layers=1), "asked for 2 layers, it laid out 1"),
+        (lambda layout: replace(layout, page_size=1.0), "asked for pages of 1 tokens, it laid out pages of 1.0"),
+        (lambda layout: replace(layout, buffers=()), "its layout has no tuple of buffers"),
+        (
+            lambda layout: replace(layout, buffers=layout.buffers[:1] * 2),
+            "buffers of its layout have one name: 'k', 'k'",
+        ),
+        (
+            lambda layout: replace(layout, buffers=(BufferSpec("k", (2, 8), "int4"),)),
+            "buffer 'k' of its layout is of dtype 'int4'; there are float64, float32, bfloat16, float16",
+        ),
+        (
+            lambda layout: replace(layout, buffers=(BufferSpec("k", (2, -8), "float32"),)),
+            "buffer 'k' of its layout has shape (2, -8); it takes whole numbers from 1 up",
+        ),
+    ],
+)
+def test_a_layout_that_no_pool_can_be_made_of_is_refused(toys: Toys, change, problem: str) -> None:
+    toys.add("lying", layout=lambda *asked: change(TorchAttention.layout(None, *asked)), preference=9)
+    assert settled(toys.choose())[0] == "torch"
+    with pytest.raises(PluginError) as caught:
+        toys.choose(attention__backend="lying").settled(lambda kinds: PLAIN)
+    label = "attention plugin 'lying' of rtk-lying 1 (entry point 'lying')"
+    assert str(caught.value) == f"{label} cannot be used: {problem}; tell its authors, or do without it"
+
+
+def test_one_that_is_named_and_breaks_as_it_lays_out_is_named_in_one_line(toys: Toys) -> None:
+    def leaves(*asked):
+        raise SystemExit("a\nb")
+
+    toys.add("leaving", layout=leaves)
+    with pytest.raises(PluginError) as caught:
+        toys.choose(attention__backend="leaving").settled(lambda kinds: PLAIN)
+    label = "attention plugin 'leaving' of rtk-leaving 1 (entry point 'leaving')"
+    assert str(caught.value) == f"{label} cannot lay out K/V: SystemExit: a b; tell its authors, or do without it"
 
 
 def test_a_model_is_asked_again_only_for_other_kinds_of_attention(toys: Toys) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from rtk.model import bridge
 from rtk.model.kernels import Kernels, NativeKernels, Norm, Shape, TorchKernels, functions
-from rtk.model.linear import Linear, Packer, let_go
+from rtk.model.linear import Linear, Packer, is_plain, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
 from rtk.model.store import default_cache_dir
@@ -91,7 +91,7 @@ def _is_known(module: nn.Module) -> bool:
     if not _is_one_of(module, LAYERS):
         return False
     linear = [part for part in module.modules() if not list(part.children()) and hasattr(part, "in_features")]
-    return len(linear) == 7 and all(type(part) is nn.Linear for part in linear)
+    return len(linear) == 7 and all(map(is_plain, linear))
 
 
 def _is_one_of(module: nn.Module, names: frozenset[str]) -> bool:

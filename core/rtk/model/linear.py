@@ -148,7 +148,7 @@ def pack_linears(loaded: LoadedModel) -> int:
     if loaded.device.type != "cpu" or loaded.facts.dtype != "float32" or not kernels():
         return 0
     named = loaded.model.named_modules()
-    linears = [module for name, module in named if _is_plain(module) and "expert" not in name]
+    linears = [module for name, module in named if is_plain(module) and "expert" not in name]
     if not _read_by_themselves(loaded, linears):
         return 0
     packer = Packer()
@@ -158,9 +158,14 @@ def pack_linears(loaded: LoadedModel) -> int:
     return len(linears)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether nobody changed what it does, or lets its weight go already."""
-    return type(module) is nn.Linear and "forward" not in vars(module) and module.weight.is_contiguous()
+def is_plain(module: nn.Module) -> bool:
+    """Whether it is what it seems: nobody changed what it does, or keeps its weights in another way or type."""
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    held = [part for part in (module.weight, module.bias) if part is not None]
+    return all(type(part) is nn.Parameter and part.dtype == torch.float32 and part.numel() for part in held) and (
+        module.weight.is_contiguous()
+    )
 
 
 def _read_by_themselves(loaded: LoadedModel, linears: Sequence[nn.Linear]) -> bool:

@@ -123,7 +123,9 @@ def _is_sound(declared: object) -> bool:
         return False
     words = (*declared.devices, *declared.dtypes, *declared.features, *declared.kinds)
     numbers = (*pages, *majors, declared.preference)
-    known = all(isinstance(one, str) for one in words) and all(isinstance(one, int) for one in numbers)
+    known = all(isinstance(one, str) for one in words) and all(
+        isinstance(one, int) and not isinstance(one, bool) for one in numbers
+    )
     return known and min(pages) >= 1
 
 

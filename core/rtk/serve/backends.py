@@ -154,10 +154,10 @@ class Choice:
             judged = choice._judge(one, needs)
             try:
                 layout = None if judged.problems else _layout(one.entry, one.attention, one.page_size, needs)
-            except BaseException as error:
-                if self.by_name or not contained(error):
+            except RtkError as error:
+                if self.by_name:
                     raise
-                judged = replace(one, problems=(_told(one, error),))
+                judged = replace(one, problems=(_told(error),))
             else:
                 if layout is not None:
                     return Settled(one.name, one.attention, layout, f"attention {one.name}, {choice.why}")
@@ -237,20 +237,54 @@ def _built(config: Config, entry: Registered) -> Backend:
         return Backend(entry, None, problems=(why,), absent=isinstance(cause, ImportError))
 
 
-def _told(one: Backend, error: BaseException) -> str:
+def _told(error: RtkError) -> str:
     """Why it cannot lay out K/V."""
-    if isinstance(error, RtkError):
+    if error.__cause__ is None:
         return str(error)
-    log.warning("%s cannot lay out K/V: %s; it is not used", one.entry.label, one_line(error))
-    return one_line(error)
+    log.warning("%s; it is not used", error)
+    return one_line(error.__cause__)
 
 
 def _layout(entry: Registered, attention: "AttentionBackend", page_size: int, needs: "Probe") -> "KVLayout":
-    layout = attention.layout(needs.shape, page_size, needs.dtype)
-    if layout.page_size != page_size:
-        asked = f"asked for pages of {page_size} tokens, it laid out pages of {layout.page_size}"
-        raise PluginError(f"{entry.label} cannot be used: {asked}; {INSTEAD}")
+    """How it keeps K/V. Raises `RtkError` where it does not say, or says what no pool can be made of."""
+    try:
+        layout = attention.layout(needs.shape, page_size, needs.dtype)
+    except RtkError:
+        raise
+    except BaseException as error:
+        if not contained(error):
+            raise
+        raise PluginError(f"{entry.label} cannot lay out K/V: {one_line(error)}; {INSTEAD}") from error
+    if problem := _no_layout(layout, needs.shape.layers, page_size):
+        raise PluginError(f"{entry.label} cannot be used: {problem}; {INSTEAD}")
     return layout
+
+
+def _no_layout(layout: object, layers: int, page_size: int) -> str:
+    """Why no pool can be made of that; empty if one can."""
+    from rtk.plugin.attention import DTYPE_BYTES, BufferSpec, KVLayout
+
+    if not isinstance(layout, KVLayout):
+        return f"its layout is a {type(layout).__name__}, not a KVLayout"
+    if not _is_number(layout.page_size) or layout.page_size != page_size:
+        return f"asked for pages of {page_size} tokens, it laid out pages of {layout.page_size!r}"
+    if layout.layers != layers:
+        return f"asked for {layers} layers, it laid out {layout.layers!r}"
+    buffers = layout.buffers
+    if not isinstance(buffers, tuple) or not buffers or not all(isinstance(one, BufferSpec) for one in buffers):
+        return "its layout has no tuple of buffers"
+    if len({one.name for one in buffers}) < len(buffers):
+        return f"buffers of its layout have one name: {', '.join(repr(one.name) for one in buffers)}"
+    for one in buffers:
+        if one.dtype not in DTYPE_BYTES:
+            return f"buffer {one.name!r} of its layout is of dtype {one.dtype!r}; there are {', '.join(DTYPE_BYTES)}"
+        if not isinstance(one.shape, tuple) or not all(_is_number(n) and n >= 1 for n in one.shape):
+            return f"buffer {one.name!r} of its layout has shape {one.shape!r}; it takes whole numbers from 1 up"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def border(schedule: ScheduleConfig, page: int) -> int:
