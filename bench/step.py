@@ -28,9 +28,10 @@ from rtk.model.fused import fuse_layers
 from rtk.model.inline_executor import InlineExecutor
 from rtk.model.linear import pack_linears
 from rtk.model.loader import LoadedModel, load_model
+from rtk.model.panels import Panels
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
-from rtk.model.store import fetch
+from rtk.model.store import default_cache_dir, fetch
 from rtk.plugin.host import installed
 from rtk.schedule.batch import Row, SampleInputs, StepPlan
 
@@ -97,6 +98,8 @@ def kernels(rows: int) -> Iterator[tuple[str, Callable[[torch.Tensor], Kernel]]]
         yield "oneDNN, packed", lambda w: _onednn(w, rows)
     if torch.backends.mkl.is_available():
         yield "MKL, packed", lambda w: _mkl(w, rows)
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        yield "panels", lambda w: Panels(w, None, default_cache_dir() / "native")
 
 
 def _onednn(weight: torch.Tensor, rows: int) -> Kernel:

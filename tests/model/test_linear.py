@@ -1,6 +1,7 @@
 """Packed linear layers give what `F.linear` gives, or `F.linear` is what computes."""
 
 import functools
+import shutil
 
 import pytest
 import torch
@@ -8,11 +9,28 @@ import torch.nn.functional as F
 
 from rtk.model import linear
 from rtk.model.linear import Mkl, OneDnn, Packer, kernels, pack_linears
+from rtk.model.panels import Panels
 from rtk.model.record import record
+from rtk.model.store import default_cache_dir
+from rtk.native import COMPILERS
 
-SHAPES = [(1, 1), (1, 7), (3, 1), (17, 5), (33, 64), (96, 40)]
+SHAPES = [(1, 1), (1, 7), (3, 1), (17, 5), (33, 64), (96, 40), (100, 200), (50, 3100)]
 """[out, in]."""
+CACHE = default_cache_dir() / "native"
+
+
+def panels(weight, bias):
+    return Panels(weight, bias, CACHE)
+
+
 HERE = [
+    pytest.param(
+        panels,
+        marks=pytest.mark.skipif(
+            torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
+            reason="needs AVX-512 and a C++ compiler",
+        ),
+    ),
     pytest.param(
         Mkl, marks=pytest.mark.skipif(not hasattr(torch.ops.mkl, "_mkl_linear"), reason="this torch has no MKL")
     ),
@@ -35,7 +53,7 @@ def given(*shape: int) -> torch.Tensor:
 @pytest.fixture
 def only(monkeypatch):
     """Lets the given kernels be tried."""
-    return lambda *tried: monkeypatch.setattr(linear, "kernels", lambda: tried)
+    return lambda *tried: monkeypatch.setattr(linear, "kernels", lambda cache: tried)
 
 
 @pytest.mark.parametrize("kernel", HERE)
@@ -45,7 +63,7 @@ def only(monkeypatch):
 def test_every_number_of_rows(kernel, shape, biased):
     weight, bias = given(*shape), given(shape[0]) if biased else None
     compute = kernel(weight, bias)
-    for rows in (0, 1, 2, 3, 15, 16, 17, 64, 255, 256, 257, 600):
+    for rows in (*range(12), 15, 16, 17, 64, 255, 256, 257, 600):
         x = given(rows, shape[1])
         close(compute(x), F.linear(x, weight, bias))
 
@@ -72,8 +90,8 @@ def test_a_pack_is_independent_of_the_weight(kernel):
 def test_the_processor_decides(monkeypatch):
     monkeypatch.setattr(linear, "kernels", kernels.__wrapped__)
     for capability, vendor, wanted in (
-        ("AVX512", "GenuineIntel", (Mkl, OneDnn)),
-        ("AVX512", "AuthenticAMD", (OneDnn,)),
+        ("AVX512", "GenuineIntel", (Panels, Mkl, OneDnn)),
+        ("AVX512", "AuthenticAMD", (Panels, OneDnn)),
         ("AVX2", "GenuineIntel", (OneDnn,)),
         ("AVX2", "AuthenticAMD", (OneDnn,)),
         ("DEFAULT", "GenuineIntel", ()),
@@ -81,7 +99,7 @@ def test_the_processor_decides(monkeypatch):
     ):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         monkeypatch.setattr(linear, "_vendor", lambda vendor=vendor: vendor)
-        assert linear.kernels() == wanted
+        assert tuple(getattr(kernel, "func", kernel) for kernel in linear.kernels(CACHE)) == wanted
 
 
 def doubled(weight, bias):
@@ -213,3 +231,25 @@ def test_other_types_and_processors_without_a_kernel_are_left_alone(zoo, only):
     assert pack_linears(zoo.load("llama", dtype="float64")) == 0
     only()
     assert pack_linears(zoo.load("llama")) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_panels_take_nothing_but_what_they_are_for(dtype):
+    compute = HERE[0].values[0](given(6, 5), None) if not HERE[0].marks[0].args[0] else pytest.skip("not here")
+    with pytest.raises(TypeError, match=r"by float32 \[5, 6\]"):
+        compute(given(3, 5).to(dtype))
+    with pytest.raises(TypeError, match=r"by float32 \[5, 6\]"):
+        compute(given(3, 4))
+
+
+def test_panels_give_the_same_by_any_number_of_threads():
+    if HERE[0].marks[0].args[0]:
+        pytest.skip("not here")
+    compute, x, threads = panels(given(200, 70), given(200)), given(70, 70), torch.get_num_threads()
+    answers = []
+    for n in (1, 2, 3):
+        torch.set_num_threads(n)
+        answers.append(compute(x))
+    torch.set_num_threads(threads)
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])

@@ -63,7 +63,7 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
     recorder, wanted = record(loaded)
     for hook in hooks:
         hook.remove()
-    make, packer = _maker(cache_dir or default_cache_dir()), Packer()
+    make, packer = _maker(cache_dir or default_cache_dir()), Packer(cache_dir)
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:

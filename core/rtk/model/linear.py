@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from rtk.model.loader import LoadedModel
+from rtk.model.panels import Panels
 from rtk.model.record import record
+from rtk.model.store import default_cache_dir
 from rtk.model.threads import in_parallel, one_thread
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -34,7 +36,7 @@ CLOSE = 1e-5
 
 
 class Mkl:
-    """Intel's kernel: on its processors with AVX-512 the fastest for every number of rows.
+    """Intel's kernel: on its processors with AVX-512 the fastest that torch has, for every number of rows.
 
     A pack is divided among the threads there are when it is made: one made by a single thread is computed by one.
     """
@@ -65,16 +67,21 @@ class OneDnn:
         return found
 
 
-Kernel = type[Mkl] | type[OneDnn]
+Kernel = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""From weight and bias."""
 
 
 @functools.cache
-def kernels() -> tuple[Kernel, ...]:
-    """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike."""
+def kernels(cache: Path) -> tuple[Kernel, ...]:
+    """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike.
+
+    What is compiled goes to `cache`.
+    """
     capability = torch.backends.cpu.get_cpu_capability()
-    if capability == "AVX512" and _vendor() == "GenuineIntel":
-        return Mkl, OneDnn
-    return (OneDnn,) if capability in ("AVX2", "AVX512") else ()
+    if capability == "AVX512":
+        panels = functools.partial(Panels, cache=cache)
+        return (panels, Mkl, OneDnn) if _vendor() == "GenuineIntel" else (panels, OneDnn)
+    return (OneDnn,) if capability == "AVX2" else ()
 
 
 def _vendor() -> str:
@@ -89,7 +96,9 @@ def _vendor() -> str:
 class Packer:
     """Makes linear layers of weights [out, in], float32 on a CPU, and compares each with `F.linear`."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        """Kernels are built into `cache_dir`; None: the user's for rtk."""
+        self.kernels = kernels((cache_dir or default_cache_dir()) / "native")
         self._seen: set[torch.Size] = set()
 
     @torch.no_grad()
@@ -102,16 +111,17 @@ class Packer:
         plain = functools.partial(F.linear, weight=weight, bias=bias)
         rows = ROWS[:1] if weight.shape in self._seen else [n for n in ROWS if n * weight.numel() <= WORK] or ROWS[:1]
         self._seen.add(weight.shape)
-        return next((made for made in _packs(weight, bias) if _agree(made, plain, weight.shape[1], rows)), plain)
+        packs = _packs(self.kernels, weight, bias)
+        return next((made for made in packs if _agree(made, plain, weight.shape[1], rows)), plain)
 
 
-def _packs(weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[Linear]:
-    for kernel in kernels():
+def _packs(kernels: Sequence[Kernel], weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[Linear]:
+    for kernel in kernels:
         try:
             make: Callable[[], Linear] = functools.partial(kernel, weight, bias)
             made = in_parallel(make)
-        except (AttributeError, RuntimeError, TypeError):
-            continue  # a torch that was built without it, or whose operator takes something else
+        except (AttributeError, ImportError, RuntimeError, TypeError):
+            continue  # no compiler, a torch that was built without it, or whose operator takes something else
         yield made
 
 
@@ -139,19 +149,19 @@ def let_go(module: nn.Linear) -> None:
 
 
 @one_thread()
-def pack_linears(loaded: LoadedModel) -> int:
-    """Pack the linear modules of a model that was probed; returns how many.
+def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
+    """Pack the linear modules of a model that was probed; returns how many. Kernels are built into `cache_dir`.
 
     Experts are left alone: of those, a step reads some only. Nothing is packed where anything but the modules
     themselves reads their weights. Costs two forwards of a few tokens and, one at a time, a copy of the weights.
     """
-    if loaded.device.type != "cpu" or loaded.facts.dtype != "float32" or not kernels():
+    packer = Packer(cache_dir)
+    if loaded.device.type != "cpu" or loaded.facts.dtype != "float32" or not packer.kernels:
         return 0
     named = loaded.model.named_modules()
     linears = [module for name, module in named if is_plain(module) and "expert" not in name]
     if not _read_by_themselves(loaded, linears):
         return 0
-    packer = Packer()
     for module in linears:
         module.forward = packer.pack(module.weight, module.bias)
         let_go(module)

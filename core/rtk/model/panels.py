@@ -1,0 +1,47 @@
+"""Linear layers of our own for float32 and AVX-512, for the 1 to 64 rows that steps of decoding requests have.
+
+Libraries are made for many rows. With few of them a product is bound by reading the weights once, which they do at a
+part of what the memory gives, or do first and compute then. This one does both at the same time.
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from rtk.native import library
+
+SOURCE = Path(__file__).with_name("panels.cpp")
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+
+
+class Panels:
+    """x Wᵀ + b of a weight that is packed as `panels.cpp` says; the original is not kept."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, cache: Path) -> None:
+        """`weight` [out, in] and `bias` [out] are float32 on a CPU. Raises `rtk.native.Unavailable`."""
+        functions = library(SOURCE, cache)
+        functions.panel_columns.restype = _LONG
+        self._product = functions.product
+        self._product.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG]
+        self._product.restype = None
+        functions.pack.argtypes = [_POINTER, _POINTER, _LONG, _LONG, _LONG]
+        functions.pack.restype = None
+        self._columns, self._depth = weight.shape
+        columns = -(-self._columns // functions.panel_columns()) * functions.panel_columns()
+        weight = weight.contiguous()
+        self._packed = torch.empty(columns * self._depth)
+        functions.pack(weight.data_ptr(), self._packed.data_ptr(), *weight.shape, torch.get_num_threads())
+        self._bias = None if bias is None else torch.nn.functional.pad(bias, (0, columns - self._columns))
+        self._pointers = self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
+        if rows.dtype != torch.float32 or rows.shape[1] != self._depth or rows.device.type != "cpu":
+            raise TypeError(f"{rows.dtype} {tuple(x.shape)} on {x.device} by float32 [{self._depth}, {self._columns}]")
+        y = rows.new_empty(rows.shape[0], self._columns)
+        threads = torch.get_num_threads()
+        sizes = rows.shape[0], self._columns, self._depth, threads
+        self._product(rows.data_ptr(), rows.stride(0), *self._pointers, y.data_ptr(), *sizes)
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self._columns)
