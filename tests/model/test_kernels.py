@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from rtk.model.fused import fuse_layers
-from rtk.model.kernels import NativeKernels, Norm, Shape, TorchKernels, functions
+from rtk.model.kernels import SOURCE, NativeKernels, Norm, Shape, TorchKernels, functions
 from rtk.model.record import record
+from rtk.model.store import default_cache_dir
 from rtk.native import Unavailable
 
 SHAPES = [
@@ -136,3 +137,26 @@ def test_without_a_compiler_layers_are_fused_in_torch(zoo, kind, native, monkeyp
     _, got = record(other)
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
     assert not torch.equal(got, wanted)  # or both went the same way
+
+
+def test_kernels_are_built_in_the_cache_folder(zoo, tmp_path, monkeypatch):
+    asked = []
+
+    def none(source, cache):
+        asked.append((source, cache))
+        raise Unavailable("none here")
+
+    monkeypatch.setattr("rtk.model.kernels.library", none)
+    fuse_layers(zoo.load("llama"), tmp_path)
+    fuse_layers(zoo.load("llama"))
+    assert asked == [(SOURCE, tmp_path / "native"), (SOURCE, default_cache_dir() / "native")]
+
+
+def test_other_activations_than_silu_stay_in_torch(zoo):
+    loaded, plain = zoo.load("llama"), zoo.load("llama")
+    for model in (loaded.model, plain.model):
+        for layer in model.model.layers:
+            layer.mlp.act_fn = nn.GELU()
+    assert fuse_layers(loaded) == 2
+    (_, got), (_, wanted) = record(loaded), record(plain)
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
