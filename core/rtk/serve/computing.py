@@ -88,7 +88,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     log.info(settled.told)
     layout = settled.layout
     fuse_layers(loaded, config.model.cache_dir)
-    pack_linears(loaded)
+    pack_linears(loaded, config.model.cache_dir)
     limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
