@@ -103,7 +103,7 @@ def test_g15_yaml_turns_nothing_into_another_type(text: str):
 
 @pytest.fixture
 def pages64(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Such a backend is installed; gives the page sizes that it is asked to lay a pool out for."""
+    """Such a backend is installed beside torch's; gives the page sizes that it is asked to lay a pool out for."""
     from rtk_attention.torch.backend import TorchAttention
 
     laid_out = []
@@ -116,7 +116,8 @@ def pages64(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             return super().layout(shape, page_size, kv_dtype)
 
     described = Plugin(kind="attention", name="pages64", summary="s", target=f"{__name__}:Pages64")
-    registry = Registry([*installed().all(), Registered(described, Origin("e", "rtk-attention-pages64", "1"))])
+    others = [one for one in installed().all() if one.plugin.kind != "attention" or one.plugin.name == "torch"]
+    registry = Registry([*others, Registered(described, Origin("e", "rtk-attention-pages64", "1"))])
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Pages64=Pages64))
     for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
         monkeypatch.setattr(f"{place}.installed", lambda: registry)
