@@ -12,8 +12,9 @@ from rtk import Engine
 from rtk.plugin.host import installed
 from rtk.serve.tokenizer_manager import Chat
 
-IN_FULL = {"schedule__conservativeness": 2}
-"""Answers are reserved in full, so that nobody is retracted and computes anything again."""
+IN_FULL = {"schedule__conservativeness": 2, "schedule__mixed_chunk": False}
+"""Answers are reserved in full, so that nobody is retracted and computes anything again: what is reserved falls with
+every step that decodes, and in mixed steps that is while prompts wait."""
 
 GREEDY = {"temperature": 0, "max_new_tokens": len(ANSWERS[0]), "ignore_eos": True}
 
