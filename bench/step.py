@@ -28,7 +28,7 @@ from rtk.model.fused import fuse_layers
 from rtk.model.inline_executor import InlineExecutor
 from rtk.model.linear import pack_linears
 from rtk.model.loader import LoadedModel, load_model
-from rtk.model.panels import Panels
+from rtk.model.panels import Arena, Panels
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
 from rtk.model.store import default_cache_dir, fetch
@@ -99,7 +99,8 @@ def kernels(rows: int) -> Iterator[tuple[str, Callable[[torch.Tensor], Kernel]]]
     if torch.backends.mkl.is_available():
         yield "MKL, packed", lambda w: _mkl(w, rows)
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
-        yield "panels", lambda w: Panels(w, None, default_cache_dir() / "native")
+        arena = Arena()
+        yield "panels", lambda w: Panels(w, None, default_cache_dir() / "native", arena)
 
 
 def _onednn(weight: torch.Tensor, rows: int) -> Kernel:

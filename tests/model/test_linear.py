@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from rtk.model import linear
-from rtk.model.linear import Mkl, OneDnn, Packer, kernels, pack_linears
-from rtk.model.panels import Panels
+from rtk.model.linear import Mkl, OneDnn, Packer, pack_linears
+from rtk.model.panels import Arena, Panels
 from rtk.model.record import record
 from rtk.model.store import default_cache_dir
 from rtk.native import COMPILERS
@@ -20,7 +20,7 @@ CACHE = default_cache_dir() / "native"
 
 
 def panels(weight, bias):
-    return Panels(weight, bias, CACHE)
+    return Panels(weight, bias, CACHE, Arena())
 
 
 HERE = [
@@ -88,7 +88,6 @@ def test_a_pack_is_independent_of_the_weight(kernel):
 
 
 def test_the_processor_decides(monkeypatch):
-    monkeypatch.setattr(linear, "kernels", kernels.__wrapped__)
     for capability, vendor, wanted in (
         ("AVX512", "GenuineIntel", (Panels, Mkl, OneDnn)),
         ("AVX512", "AuthenticAMD", (Panels, OneDnn)),

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
+from rtk import huge_pages
 from rtk.plugin.attention import DTYPE_BYTES, BufferSpec, KVLayout
-
-ALIGNMENT = 64
 
 
 def buffer_shape(layout: KVLayout, buffer: BufferSpec, slots: int) -> tuple[int, ...]:
@@ -59,7 +57,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU as untouched pages of the operating system: `torch.zeros` takes 1.7 s for each gigabyte."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    skip = -memory.ctypes.data % ALIGNMENT
-    return torch.from_numpy(memory[skip : skip + size]).view(dtype).view(shape)
+    return huge_pages.zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

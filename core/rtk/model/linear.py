@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rtk.model.loader import LoadedModel
-from rtk.model.panels import Panels
+from rtk.model.panels import Arena, Panels
 from rtk.model.record import record
 from rtk.model.store import default_cache_dir
 from rtk.model.threads import in_parallel, one_thread
@@ -71,7 +71,6 @@ Kernel = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """From weight and bias."""
 
 
-@functools.cache
 def kernels(cache: Path) -> tuple[Kernel, ...]:
     """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike.
 
@@ -79,7 +78,7 @@ def kernels(cache: Path) -> tuple[Kernel, ...]:
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512":
-        panels = functools.partial(Panels, cache=cache)
+        panels = functools.partial(Panels, cache=cache, arena=Arena())
         return (panels, Mkl, OneDnn) if _vendor() == "GenuineIntel" else (panels, OneDnn)
     return (OneDnn,) if capability == "AVX2" else ()
 

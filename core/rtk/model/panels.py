@@ -9,16 +9,34 @@ from pathlib import Path
 
 import torch
 
+from rtk import huge_pages
 from rtk.native import library
 
 SOURCE = Path(__file__).with_name("panels.cpp")
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
 
+class Arena:
+    """Float32 memory for packs, in blocks: a pack alone would half fill its last page. They go with their packs."""
+
+    BLOCK = 1 << 24
+    """Entries of a block."""
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0)
+
+    def take(self, count: int) -> torch.Tensor:
+        """[count], uninitialised."""
+        if self._left.numel() < count:
+            self._left = huge_pages.zeros(4 * max(count, self.BLOCK)).view(torch.float32)
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
+
+
 class Panels:
     """x Wᵀ + b of a weight that is packed as `panels.cpp` says; the original is not kept."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, cache: Path) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, cache: Path, arena: Arena) -> None:
         """`weight` [out, in] and `bias` [out] are float32 on a CPU. Raises `rtk.native.Unavailable`."""
         functions = library(SOURCE, cache)
         functions.panel_columns.restype = _LONG
@@ -30,7 +48,7 @@ class Panels:
         self._columns, self._depth = weight.shape
         columns = -(-self._columns // functions.panel_columns()) * functions.panel_columns()
         weight = weight.contiguous()
-        self._packed = torch.empty(columns * self._depth)
+        self._packed = arena.take(columns * self._depth)
         functions.pack(weight.data_ptr(), self._packed.data_ptr(), *weight.shape, torch.get_num_threads())
         self._bias = None if bias is None else torch.nn.functional.pad(bias, (0, columns - self._columns))
         self._pointers = self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr()
