@@ -23,14 +23,12 @@ def panels(weight, bias):
     return Panels(weight, bias, CACHE, Arena())
 
 
+needs_panels = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
+    reason="needs AVX-512 and a C++ compiler",
+)
 HERE = [
-    pytest.param(
-        panels,
-        marks=pytest.mark.skipif(
-            torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
-            reason="needs AVX-512 and a C++ compiler",
-        ),
-    ),
+    pytest.param(panels, marks=needs_panels),
     pytest.param(
         Mkl, marks=pytest.mark.skipif(not hasattr(torch.ops.mkl, "_mkl_linear"), reason="this torch has no MKL")
     ),
@@ -232,18 +230,18 @@ def test_other_types_and_processors_without_a_kernel_are_left_alone(zoo, only):
     assert pack_linears(zoo.load("llama")) == 0
 
 
+@needs_panels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_panels_take_nothing_but_what_they_are_for(dtype):
-    compute = HERE[0].values[0](given(6, 5), None) if not HERE[0].marks[0].args[0] else pytest.skip("not here")
+    compute = panels(given(6, 5), None)
     with pytest.raises(TypeError, match=r"by float32 \[5, 6\]"):
         compute(given(3, 5).to(dtype))
     with pytest.raises(TypeError, match=r"by float32 \[5, 6\]"):
         compute(given(3, 4))
 
 
+@needs_panels
 def test_panels_give_the_same_by_any_number_of_threads():
-    if HERE[0].marks[0].args[0]:
-        pytest.skip("not here")
     compute, x, threads = panels(given(200, 70), given(200)), given(70, 70), torch.get_num_threads()
     answers = []
     for n in (1, 2, 3):
