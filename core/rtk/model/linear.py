@@ -1,9 +1,9 @@
-"""Linear layers in float32 on a CPU, from weights that were packed once for the fastest kernel that torch has here.
+"""Linear layers in float32 on a CPU, from weights that were packed once for the fastest kernel that there is here.
 
 A step of few tokens is bound by its linear layers, and torch's own path for them is far from what the memory gives.
-The packing operators are private to torch: they are used where they are there and where their results are those of
-`F.linear`, which is used elsewhere. Original weights are let go: what is in memory twice is only what somebody else
-reads too, as the embedding does that a head is tied to.
+Our own kernel needs AVX-512 and a compiler, and packing operators are private to torch: each is used where it is there
+and where its results are those of `F.linear`, which is used elsewhere. Original weights are let go: what is in memory
+twice is only what somebody else reads too, as the embedding does that a head is tied to.
 """
 
 import functools
