@@ -32,7 +32,10 @@ class Unavailable(ImportError):  # noqa: N818 - an answer: the caller goes on wi
 
 @functools.cache
 def library(source: Path, cache: Path) -> ctypes.CDLL:
-    """The functions of a source file, compiled into the folder `cache` unless they are there. Raises `Unavailable`."""
+    """The functions of a source file, compiled into the folder `cache` unless they are there. Raises `Unavailable`.
+
+    It may include headers that lie beside it.
+    """
     if platform.system() != "Linux":
         raise Unavailable(f"{source.stem} kernels are built on Linux only")
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -42,7 +45,7 @@ def library(source: Path, cache: Path) -> ctypes.CDLL:
         openmp = _openmp()
         if openmp is None:
             raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
-        built = cache / f"{source.stem}-{_digest(source.read_bytes(), compiler, str(openmp))}.so"
+        built = cache / f"{source.stem}-{_digest(compiler, source, openmp)}.so"
         if not built.is_file():
             _build(compiler, source, openmp, built)
         return ctypes.CDLL(str(built))
@@ -59,11 +62,12 @@ def _openmp() -> Path | None:
     return Path(sorted(paths)[0]) if len(paths) == 1 else None
 
 
-def _digest(*parts: bytes | str) -> str:
+def _digest(compiler: str, source: Path, openmp: Path) -> str:
     """Of everything that a build depends on: the compiler's version and the processor's features, too."""
     digest = hashlib.sha256()
-    version = subprocess.run([parts[1], "--version"], capture_output=True, check=False, timeout=LIMIT_S).stdout
-    for part in (*parts, version, _processor(), *FLAGS):
+    sources = [file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h")))]
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S).stdout
+    for part in (*sources, compiler, str(openmp), version, _processor(), *FLAGS):
         digest.update(part if isinstance(part, bytes) else part.encode())
         digest.update(b"\0")
     return digest.hexdigest()[:16]
