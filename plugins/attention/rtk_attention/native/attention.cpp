@@ -1,9 +1,11 @@
-// Attention of decoding rows over K/V read by slot, in float32.
+// Attention over K/V read by slot, in float32.
 //
-// The keys of all rows are one line of work, which is cut into equal shares. What a share holds of one row, or of one
-// told run, is a piece: its queries get an answer over its keys, with the maximum and the sum of their weights, and
-// the answers of a row are joined in the end. A piece with few queries takes lanes for the entries of a key (`few`),
-// one with many takes them for the queries (`many`). Scores are logarithms to base 2 throughout.
+// What some queries see of one row's keys is a piece. Decoding rows, and rows of a few tokens, make one line of work that
+// is cut into equal shares, pieces of all K/V heads each; a told run is read once for all its rows. Longer rows are cut
+// into blocks of as many queries as `many` holds, and one K/V head of a block is a unit of work like a share is. A
+// query of a single piece gets its answer at once; of several, each gives an answer over its keys, with the maximum and
+// the sum of their weights, and they are joined in the end. A piece with few queries takes lanes for the entries of a
+// key (`few`), one with many takes them for the queries (`many`). Scores are logarithms to base 2 throughout.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -22,7 +24,8 @@ constexpr int W = 4, KEYS = 4;
 #endif
 constexpr int FEW = 32, MANY = 64;     // keys of one block
 constexpr int VECTORS = 3;             // of queries that `many` takes at once
-constexpr int SHARES = 8, LEAST = 256; // shares for each thread, and keys of a share that is worth being one
+constexpr int SHARES = 8, LEAST = 256; // shares for each thread, and keys of a row in a share that is worth being one
+constexpr int FAR = 1 << 30;           // beyond all keys
 constexpr float LOWEST = -1e30f, LOG2E = 1.44269504088896341f;
 
 typedef float vec __attribute__((vector_size(W * 4)));
@@ -68,6 +71,22 @@ template <int S = 1> static inline vec sums(vec *v) {
   }
 }
 
+// Of two vectors of a square: the half of the second that is to come into the first, and the other way round.
+template <int S, int... I> static inline void swap_halves(vec &a, vec &b, std::integer_sequence<int, I...>) {
+  const vec first = __builtin_shufflevector(a, b, (I & S ? (I ^ S) + W : I)...);
+  b = __builtin_shufflevector(a, b, (I & S ? I + W : I ^ S)...);
+  a = first;
+}
+// Lane i of v[j] becomes lane j of v[i].
+template <int S = 1> static inline void transpose(vec *v) {
+  if constexpr (S < W) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++)
+      if (!(i & S)) swap_halves<S>(v[i], v[i + S], std::make_integer_sequence<int, W>());
+    transpose<2 * S>(v);
+  }
+}
+
 // The largest lane, in every lane.
 template <int S = 1> static inline vec most(vec v) {
   if constexpr (S < W) v = most<2 * S>(larger(v, flipped<S>(v, v, std::make_integer_sequence<int, W>())));
@@ -79,19 +98,36 @@ template <int S = 1> static inline vec most(vec v) {
 struct Piece {
   const int32_t *slots; // of its keys
   int keys;
-  const int32_t *rows; // decoding rows that see them all
+  const int32_t *tokens; // whose queries see them: which of the step
   int count;
-  int64_t first; // of its answers; one for each row
+  int begin, end;  // its queries for each K/V head, in the order of tokens, then heads; all, or a part of those
+  int start, stop; // the keys that the first token sees; each further one sees those a key later
+  int64_t first;   // of its answers, one for each query of each K/V head; -1: no others have to be joined with them
+};
+
+struct Unit { // of work for one thread
+  int begin, end; // pieces
+  int head;       // a K/V head; -1: all
+  int64_t cost;
+};
+
+struct Part {
+  int64_t first; // answer, for the first K/V head
+  int64_t apart; // from those for the next K/V head
+};
+
+struct Joint { // what is joined for one token
+  int32_t token;
+  int begin, end;  // of its heads that read one K/V head
+  int parts, stop; // in Plan::parts
 };
 
 struct Plan {
-  std::vector<int32_t> rows;  // of all items
+  std::vector<int32_t> tokens; // of all pieces
   std::vector<Piece> pieces;
-  std::vector<int> shares;    // pieces where a share begins, and the end
-  std::vector<int64_t> tokens; // of each row: which query of the step
-  std::vector<int> begins;    // of each row: where its answers begin in `parts`, and the end
-  std::vector<int64_t> parts;
-  int64_t answers = 0;
+  std::vector<Unit> units;
+  std::vector<Joint> joints;
+  std::vector<Part> parts;
 };
 
 struct Layer {
@@ -101,19 +137,34 @@ struct Layer {
   int64_t k_slot, v_slot; // strides; heads lie next to each other
   float *out;             // [tokens, heads, v_dim]
   const float *sinks;     // [heads], or null
-  float *answers;         // [answers, heads, v_dim + 2]: weighted values, maximum, sum
+  float *answers;         // [answer_count, v_dim + 2]: weighted values, maximum, sum
+  int64_t answer_count;
   float *scratch;         // of each thread
   int64_t scratch_size;
   int64_t heads, kv_heads, dim, v_dim;
+  int64_t threads;
   float scaling, softcap; // softcap 0: none
+  int64_t group() const { return heads / kv_heads; }
 };
 
 // What a query is multiplied with, so that `capped` makes a logarithm to base 2 of its product with a key.
 static inline float factor(const Layer &c) { return c.softcap ? c.scaling / c.softcap * 2 * LOG2E : c.scaling * LOG2E; }
 static inline vec capped(vec s, float cap) { return cap * (1.f - 2.f / (exp2(s) + 1.f)); }
 
-static inline float *answer(const Layer &c, int64_t number, int64_t head) {
-  return c.answers + (number * c.heads + head) * (c.v_dim + 2);
+static inline float *answer(const Layer &c, int64_t number) { return c.answers + number * (c.v_dim + 2); }
+
+// Where the query j of a piece and K/V head wants its weighted values: within `out` where they are all.
+static inline float *place(const Layer &c, const Piece &p, int64_t head, int64_t j) {
+  if (p.first >= 0) return answer(c, p.first + head * (p.end - p.begin) + j - p.begin);
+  const int64_t group = c.group();
+  return c.out + (p.tokens[j / group] * c.heads + head * group + j % group) * c.v_dim;
+}
+
+// What weighted values of one head are multiplied with to be its answer, by the maximum and the sum of their weights.
+static inline float last_factor(const Layer &c, int64_t head, float highest, float sum) {
+  if (!c.sinks) return 1 / sum;
+  const float sink = c.sinks[head] * LOG2E, top = std::max(highest, sink), weight = exp2f(highest - top);
+  return weight / (sum * weight + exp2f(sink - top));
 }
 
 // --- few queries --------------------------------------------------------------------------------------------------
@@ -167,14 +218,14 @@ static int64_t few_scratch(const Layer &c, int64_t queries) {
 }
 
 template <int D> static void few(const Layer &c, const Piece &p, float *scratch) {
-  const int64_t group = c.heads / c.kv_heads, queries = p.count * group, total = queries * c.kv_heads;
+  const int64_t group = c.group(), queries = p.count * group, total = queries * c.kv_heads;
   float *const q = scratch, *const answers = q + total * c.dim, *const sum = answers + total * c.v_dim;
   float *const highest = sum + total * W, *const weights = highest + total, *const fade = weights + queries * FEW;
   const float by = factor(c), cap = c.softcap * LOG2E;
   for (int64_t h = 0, j = 0; h < c.kv_heads; h++)
     for (int64_t r = 0; r < p.count; r++)
       for (int64_t g = 0; g < group; g++, j++) {
-        const float *from = c.q + p.rows[r] * c.q_token + (h * group + g) * c.q_head;
+        const float *from = c.q + p.tokens[r] * c.q_token + (h * group + g) * c.q_head;
         for (int64_t d = 0; d < c.dim; d++) q[j * c.dim + d] = from[d] * by;
       }
   std::fill(answers, highest, 0.f);
@@ -237,13 +288,18 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
     }
   }
   for (int64_t h = 0, j = 0; h < c.kv_heads; h++)
-    for (int64_t r = 0; r < p.count; r++)
-      for (int64_t g = 0; g < group; g++, j++) {
-        float *into = answer(c, p.first + r, h * group + g);
-        std::memcpy(into, answers + j * c.v_dim, c.v_dim * sizeof(float));
-        into[c.v_dim] = highest[j];
-        into[c.v_dim + 1] = std::accumulate(sum + j * W, sum + (j + 1) * W, 0.f);
+    for (int64_t i = 0; i < queries; i++, j++) {
+      float *const into = place(c, p, h, i);
+      const float *const from = answers + j * c.v_dim;
+      const float whole = std::accumulate(sum + j * W, sum + (j + 1) * W, 0.f);
+      if (p.first >= 0) {
+        std::memcpy(into, from, c.v_dim * sizeof(float));
+        into[c.v_dim] = highest[j], into[c.v_dim + 1] = whole;
+      } else {
+        const float by = last_factor(c, h * group + i % group, highest[j], whole);
+        for (int64_t d = 0; d < c.v_dim; d++) into[d] = from[d] * by;
       }
+    }
 }
 
 // --- many queries -------------------------------------------------------------------------------------------------
@@ -264,21 +320,56 @@ static inline void multiply(vec (&a)[E][N], const float *vectors, int64_t count,
   }
 }
 
-// The queries `begin` .. of one head, N vectors of them: query j is head j % group of row j / group.
-template <int N> static void many_of(const Layer &c, const Piece &p, int64_t head, int64_t begin, int64_t end, float *scratch) {
-  const int64_t group = c.heads / c.kv_heads;
-  float *const q = scratch, *const answers = q + c.dim * N * W, *const weights = answers + c.v_dim * N * W;
-  const float by = factor(c), cap = c.softcap * LOG2E;
-  std::fill(q, weights, 0.f);
-  for (int64_t j = begin; j < end; j++) {
-    const float *from = c.q + p.rows[j / group] * c.q_token + (head * group + j % group) * c.q_head;
-    for (int64_t d = 0; d < c.dim; d++) q[d * N * W + j - begin] = from[d] * by;
+// W rows of `count` numbers become vectors of one number of each, `apart` from each other.
+static inline void to_lanes(float *into, int64_t apart, const float *const (&rows)[W], int64_t count, float by) {
+  int64_t d = 0;
+  for (; d + W <= count; d += W) {
+    vec t[W];
+    for (int i = 0; i < W; i++) t[i] = load(rows[i] + d) * by;
+    transpose(t);
+    for (int i = 0; i < W; i++) store(into + (d + i) * apart, t[i]);
   }
+  for (; d < count; d++)
+    for (int i = 0; i < W; i++) into[d * apart + i] = rows[i][d] * by;
+}
+
+// The other way round; a lane has a factor of its own.
+static inline void to_rows(float *const (&rows)[W], const float *from, int64_t apart, int64_t count, vec by) {
+  int64_t d = 0;
+  for (; d + W <= count; d += W) {
+    vec t[W];
+    for (int i = 0; i < W; i++) t[i] = load(from + (d + i) * apart) * by;
+    transpose(t);
+    for (int i = 0; i < W; i++) store(rows[i] + d, t[i]);
+  }
+  for (; d < count; d++)
+    for (int i = 0; i < W; i++) rows[i][d] = from[d * apart + i] * by[i];
+}
+
+// The queries `begin` .. of one head, in N vectors; the last one is in all lanes that are left.
+template <int N> static void many_of(const Layer &c, const Piece &p, int64_t head, int64_t begin, int64_t end, float *scratch) {
+  const int64_t group = c.group();
+  float *const q = scratch, *const answers = q + c.dim * N * W, *const weights = answers + c.v_dim * N * W;
+  const float cap = c.softcap * LOG2E;
+  ints start[N], stop[N]; // of the keys that a query sees
+  for (int n = 0; n < N; n++) {
+    const float *from[W];
+    for (int i = 0; i < W; i++) {
+      const int64_t j = std::min(begin + n * W + i, end - 1), t = j / group;
+      from[i] = c.q + p.tokens[t] * c.q_token + (head * group + j % group) * c.q_head;
+      start[n][i] = p.start + t, stop[n][i] = p.stop + t;
+    }
+    to_lanes(q + n * W, N * W, from, c.dim, factor(c));
+  }
+  std::fill(answers, weights, 0.f);
+  const int all_from = p.start + (end - 1) / group, all_to = p.stop + begin / group; // keys that all of them see
   vec highest[N], sum[N], fade[N];
   for (int n = 0; n < N; n++) highest[n] = all(LOWEST), sum[n] = vec{};
   auto key = [&](int i) { return c.k + p.slots[std::min(i, p.keys - 1)] * c.k_slot + head * c.dim; };
   for (int b = 0; b < p.keys; b += MANY) {
     const int count = std::min(MANY, p.keys - b);
+    const bool all_see = b >= all_from && b + count <= all_to;
+    auto sees = [&](int i, int n) { return (ints{} + (b + i) >= start[n]) & (ints{} + (b + i) < stop[n]); };
     const float *keys[MANY], *values[MANY];
     for (int i = 0; i < MANY; i++) {
       keys[i] = key(b + i);
@@ -297,6 +388,7 @@ template <int N> static void many_of(const Layer &c, const Piece &p, int64_t hea
       for (int e = 0; e < KEYS; e++)
         for (int n = 0; n < N; n++) {
           if (cap != 0) a[e][n] = capped(a[e][n], cap);
+          if (!all_see) a[e][n] = sees(i + e, n) ? a[e][n] : all(LOWEST);
           top[n] = larger(top[n], a[e][n]);
           store(weights + ((i + e) * N + n) * W, a[e][n]);
         }
@@ -309,7 +401,8 @@ template <int N> static void many_of(const Layer &c, const Piece &p, int64_t hea
     for (int i = 0; i < count; i++)
       for (int n = 0; n < N; n++) {
         float *const w = weights + (i * N + n) * W;
-        const vec x = exp2(load(w) - top[n]);
+        vec x = exp2(load(w) - top[n]);
+        if (!all_see) x = sees(i, n) ? x : vec{};
         sum[n] += x;
         store(w, x);
       }
@@ -331,28 +424,34 @@ template <int N> static void many_of(const Layer &c, const Piece &p, int64_t hea
       rest(a, d);
     }
   }
-  for (int64_t j = begin; j < end; j++) {
-    const int64_t at = j - begin;
-    float *into = answer(c, p.first + j / group, head * group + j % group);
-    for (int64_t d = 0; d < c.v_dim; d++) into[d] = answers[d * N * W + at];
-    into[c.v_dim] = highest[at / W][at % W], into[c.v_dim + 1] = sum[at / W][at % W];
+  for (int n = 0; n < N; n++) {
+    float *into[W];
+    vec by = all(1);
+    for (int i = 0; i < W; i++) {
+      const int64_t j = std::min(begin + n * W + i, end - 1);
+      into[i] = place(c, p, head, j);
+      if (p.first < 0) by[i] = last_factor(c, head * group + j % group, highest[n][i], sum[n][i]);
+      else into[i][c.v_dim] = highest[n][i], into[i][c.v_dim + 1] = sum[n][i];
+    }
+    to_rows(into, answers + n * W, N * W, c.v_dim, by);
   }
 }
 
-static void many(const Layer &c, const Piece &p, float *scratch) {
-  const int64_t queries = p.count * (c.heads / c.kv_heads);
-  const int64_t most = (c.dim > 256 ? 1 : VECTORS) * W, turns = (queries + most - 1) / most;
-  for (int64_t h = 0; h < c.kv_heads; h++)
-    for (int64_t t = 0; t < turns; t++) {
-      const int64_t begin = queries * t / turns, end = queries * (t + 1) / turns;
-      if (end - begin <= W) {
-        many_of<1>(c, p, h, begin, end, scratch);
-      } else if (end - begin <= 2 * W) {
-        many_of<2>(c, p, h, begin, end, scratch);
-      } else {
-        many_of<3>(c, p, h, begin, end, scratch);
-      }
+// How many queries `many` takes at once.
+static int64_t at_once(const Layer &c) { return (c.dim > 256 ? 1 : VECTORS) * W; }
+
+static void many(const Layer &c, const Piece &p, int64_t head, float *scratch) {
+  const int64_t most = at_once(c);
+  for (int64_t begin = p.begin; begin < p.end; begin += most) {
+    const int64_t end = std::min<int64_t>(begin + most, p.end);
+    if (end - begin <= W) {
+      many_of<1>(c, p, head, begin, end, scratch);
+    } else if (end - begin <= 2 * W) {
+      many_of<2>(c, p, head, begin, end, scratch);
+    } else {
+      many_of<3>(c, p, head, begin, end, scratch);
     }
+  }
 }
 
 // Which of both is faster, in instructions for each key; lanes for entries need whole vectors of them.
@@ -362,9 +461,11 @@ static bool are_few(const Layer &c, int64_t queries) {
   return queries * (entries / W + 4) <= (queries + W - 1) / W * entries;
 }
 
-static void compute(const Layer &c, const Piece &p, float *scratch) {
-  if (!are_few(c, p.count * (c.heads / c.kv_heads))) {
-    many(c, p, scratch);
+static void compute(const Layer &c, const Piece &p, int head, float *scratch) {
+  if (head >= 0) {
+    many(c, p, head, scratch);
+  } else if (!are_few(c, p.end)) {
+    for (int64_t h = 0; h < c.kv_heads; h++) many(c, p, h, scratch);
   } else if (c.dim == 4 * W) {
     few<4>(c, p, scratch);
   } else if (c.dim == 8 * W) {
@@ -374,20 +475,23 @@ static void compute(const Layer &c, const Piece &p, float *scratch) {
   }
 }
 
-static void join(const Layer &c, const Plan &plan, int64_t row, int64_t head) {
-  const int begin = plan.begins[row], end = plan.begins[row + 1];
-  float *const out = c.out + (plan.tokens[row] * c.heads + head) * c.v_dim;
-  float highest = c.sinks ? c.sinks[head] * LOG2E : LOWEST;
-  for (int i = begin; i < end; i++) highest = std::max(highest, answer(c, plan.parts[i], head)[c.v_dim]);
-  float sum = c.sinks ? exp2f(c.sinks[head] * LOG2E - highest) : 0;
-  std::fill(out, out + c.v_dim, 0.f);
-  for (int i = begin; i < end; i++) {
-    const float *part = answer(c, plan.parts[i], head);
-    const float weight = exp2f(part[c.v_dim] - highest);
-    sum += part[c.v_dim + 1] * weight;
-    for (int64_t d = 0; d < c.v_dim; d++) out[d] += part[d] * weight;
+static void join(const Layer &c, const Plan &plan, const Joint &joint, int64_t head) {
+  const Part *const begin = plan.parts.data() + joint.parts, *const end = plan.parts.data() + joint.stop;
+  for (int g = joint.begin; g < joint.end; g++) {
+    auto of = [&](const Part *part) { return answer(c, part->first + head * part->apart + g - joint.begin); };
+    const int64_t number = head * c.group() + g;
+    float *const out = c.out + (joint.token * c.heads + number) * c.v_dim;
+    float highest = LOWEST, sum = 0;
+    for (auto part = begin; part < end; part++) highest = std::max(highest, of(part)[c.v_dim]);
+    std::fill(out, out + c.v_dim, 0.f);
+    for (auto part = begin; part < end; part++) {
+      const float *const from = of(part), weight = exp2f(from[c.v_dim] - highest);
+      sum += from[c.v_dim + 1] * weight;
+      for (int64_t d = 0; d < c.v_dim; d++) out[d] += from[d] * weight;
+    }
+    const float by = last_factor(c, number, highest, sum);
+    for (int64_t d = 0; d < c.v_dim; d++) out[d] *= by;
   }
-  for (int64_t d = 0; d < c.v_dim; d++) out[d] *= 1 / sum;
 }
 
 // --- planning -----------------------------------------------------------------------------------------------------
@@ -395,102 +499,206 @@ static void join(const Layer &c, const Plan &plan, int64_t row, int64_t head) {
 struct Item {
   const int32_t *slots;
   int64_t keys;
-  int32_t row, count; // the first of its rows in Plan::rows, and how many
-  int64_t cost() const { return 8 + 2 * count; } // of one key, as measured
+  int32_t row, count; // the first of its joints in Plan::tokens, and how many
+  int32_t begin, end; // as those of a piece, and so on
+  int64_t start, stop;
 };
 
-static void cut(Plan &plan, const std::vector<Item> &items, int threads) {
-  int64_t total = 0, keys = 0;
-  for (auto &item : items) total += item.keys * item.cost(), keys += item.keys;
-  const int64_t shares = keys < threads * LEAST * SHARES ? threads : threads * SHARES;
-  const int64_t share = total / shares + 1;
-  int64_t left = share; // of the present share
-  plan.shares.push_back(0);
-  for (auto &item : items)
-    for (int64_t begin = 0; begin < item.keys;) {
-      int64_t count = (left / item.cost() + 16) / 16 * 16;
-      if (count + 16 > item.keys - begin) count = item.keys - begin;
-      if (count > 0) {
-        plan.pieces.push_back({item.slots + begin, int(count), plan.rows.data() + item.row, item.count, plan.answers});
-        plan.answers += item.count;
+class Planner {
+  Layer &c;
+  Plan &plan;
+  const int64_t group, entries;
+  std::vector<Item> shared, blocks; // by several K/V heads, and one by one
+  int64_t answers = 0;
+
+  // Of one key, as measured: for all K/V heads; for one.
+  int64_t shared_cost(const Item &item) const { return c.kv_heads * entries * (4 + item.count); }
+  int64_t block_cost(const Item &item) const { return 8 * entries * ((item.end - item.begin + W - 1) / W); }
+
+  int32_t joint(int32_t token, int begin, int end) {
+    plan.joints.push_back({token, begin, end, 0, 0});
+    return plan.joints.size() - 1;
+  }
+
+  void piece(const Item &item, int64_t begin, int64_t count) {
+    auto within = [&](int64_t i) { return int(std::clamp<int64_t>(i - begin, -FAR, FAR)); };
+    plan.pieces.push_back({item.slots + begin, int(count), plan.tokens.data() + item.row, item.count, item.begin,
+                           item.end, within(item.start), within(item.stop), answers});
+    answers += (item.end - item.begin) * c.kv_heads;
+  }
+
+  // Every decoding query by itself, or with those of its run.
+  void cut_shared(int64_t share) {
+    std::stable_sort(shared.begin(), shared.end(), [](auto &a, auto &b) { return a.count > b.count; });
+    int first = plan.pieces.size();
+    int64_t left = share;
+    auto finish = [&] {
+      const int end = plan.pieces.size();
+      if (end > first) plan.units.push_back({first, end, -1, share - left});
+      first = end;
+    };
+    for (auto &item : shared)
+      for (int64_t begin = 0, cost = shared_cost(item); begin < item.keys;) {
+        int64_t count = (left / cost + 16) / 16 * 16;
+        if (count + 16 > item.keys - begin) count = item.keys - begin;
+        piece(item, begin, count);
+        begin += count;
+        left -= count * cost;
+        if (left <= 0) finish(), left = share;
       }
-      begin += count;
-      left -= count * item.cost();
-      if (left <= 0) {
-        plan.shares.push_back(plan.pieces.size());
-        left += share;
-        if (left <= 0) left = 1;
+    finish();
+  }
+
+  // A block that is too much for one share gives several.
+  void cut_blocks(int64_t share) {
+    for (auto &item : blocks) {
+      const int64_t cost = block_cost(item), pieces = std::min(item.keys * cost / share + 1, (item.keys + MANY - 1) / MANY);
+      for (int64_t i = 0, begin = 0; i < pieces; i++) {
+        const int64_t end = i + 1 < pieces ? item.keys * (i + 1) / pieces / 16 * 16 : item.keys;
+        piece(item, begin, end - begin);
+        const int number = plan.pieces.size() - 1;
+        for (int64_t h = 0; h < c.kv_heads; h++) plan.units.push_back({number, number + 1, int(h), (end - begin) * cost});
+        begin = end;
       }
     }
-  if (plan.shares.back() != int(plan.pieces.size())) plan.shares.push_back(plan.pieces.size());
-}
+  }
+
+  // Each joint's parts; pieces that are alone with all their joints need none.
+  void connect() {
+    for (auto &p : plan.pieces)
+      for (int r = 0; r < p.count; r++) plan.joints[p.tokens[r]].stop++;
+    auto alone = [&](const Piece &p) {
+      return std::all_of(p.tokens, p.tokens + p.count, [&](int32_t j) { return plan.joints[j].stop == 1; });
+    };
+    for (auto &p : plan.pieces)
+      if (alone(p)) {
+        p.first = -1;
+        for (int r = 0; r < p.count; r++) plan.joints[p.tokens[r]].stop = 0;
+      }
+    int parts = 0;
+    for (auto &joint : plan.joints) {
+      joint.parts = parts, parts += joint.stop;
+      joint.stop = joint.parts;
+    }
+    plan.parts.resize(parts);
+    for (auto &p : plan.pieces)
+      for (int r = 0; p.first >= 0 && r < p.count; r++) {
+        auto &joint = plan.joints[p.tokens[r]];
+        plan.parts[joint.stop++] = {p.first + r * group + joint.begin - p.begin, p.end - p.begin};
+      }
+  }
+
+public:
+  Planner(Layer &c, Plan &plan) : c(c), plan(plan), group(c.group()), entries(c.dim + c.v_dim) {}
+
+  int32_t query(int32_t token) { return joint(token, 0, group); }
+
+  void add_shared(const int32_t *slots, int64_t keys, const int32_t *joints, int32_t count) {
+    if (keys <= 0) return;
+    shared.push_back({slots, keys, int32_t(plan.tokens.size()), count, 0, int32_t(count * group), -FAR, FAR});
+    plan.tokens.insert(plan.tokens.end(), joints, joints + count);
+  }
+
+  // `tokens` from `token` on, the first of which sees the keys up to `stop`, and `window` of them at most.
+  void add_blocks(const int32_t *slots, int32_t token, int64_t tokens, int64_t stop, int64_t window) {
+    const int64_t most = at_once(c);
+    for (int64_t begin = 0; begin < tokens * group; begin += most) {
+      const int64_t end = std::min(begin + most, tokens * group), first = begin / group, last = (end - 1) / group;
+      const int64_t from = std::max<int64_t>(stop + first - window, 0), before = first * group;
+      blocks.push_back({slots + from, stop + last - from, int32_t(plan.tokens.size()), int32_t(last - first + 1),
+                        int32_t(begin - before), int32_t(end - before), stop + first - window - from, stop + first - from});
+      for (int64_t t = first; t <= last; t++)
+        plan.tokens.push_back(joint(token + t, std::max(begin, t * group) - t * group, std::min(end, (t + 1) * group) - t * group));
+    }
+  }
+
+  void finish() {
+    int64_t total = 0;
+    for (auto &item : shared) total += item.keys * shared_cost(item);
+    for (auto &item : blocks) total += item.keys * block_cost(item) * c.kv_heads;
+    const int64_t least = LEAST * 5 * c.kv_heads * entries;
+    const int64_t share = total / (c.threads * std::clamp<int64_t>(total / (c.threads * least), 1, SHARES)) + 1;
+    cut_blocks(share);
+    cut_shared(share);
+    connect();
+    for (auto &token : plan.tokens) token = plan.joints[token].token; // from here on, pieces look for queries only
+    auto &joints = plan.joints;
+    joints.erase(std::remove_if(joints.begin(), joints.end(), [](auto &j) { return j.parts == j.stop; }), joints.end());
+    std::stable_sort(plan.units.begin(), plan.units.end(), [](auto &a, auto &b) { return a.cost > b.cost; });
+    c.answer_count = joints.empty() ? 0 : answers;
+    c.scratch_size = many_scratch(c);
+    for (auto &item : shared)
+      if (are_few(c, item.end)) c.scratch_size = std::max(c.scratch_size, few_scratch(c, item.end));
+    c.scratch_size = (c.scratch_size + 63) / 64 * 64;
+  }
+};
 
 extern "C" {
 
-// Rows by their query, their first and their last key's position + 1, and where their slots begin; runs by their rows,
-// one after the other, by where each one's end, and by their positions. Runs come by their start.
-Plan *rtk_attention_plan(int64_t rows, const int64_t *tokens, const int64_t *starts, const int64_t *stops,
-                         const int32_t *table, const int64_t *firsts, int64_t runs, const int64_t *run_rows,
-                         const int64_t *run_ends, const int64_t *run_starts, const int64_t *run_stops, int64_t threads) {
+// Rows by their first query, their queries, their keys, and where their slots begin; a window of 0 hides nothing. Runs by
+// their rows, one after the other, by where each one's end, and by their positions; they come by their start, and have
+// rows of one query only. Tells the layer how many answers and how much memory for each thread it wants.
+Plan *rtk_attention_plan(Layer *c, int64_t rows, const int64_t *firsts, const int64_t *q_lens, const int64_t *kv_lens,
+                         const int32_t *table, const int64_t *offsets, int64_t window, int64_t runs, const int64_t *run_rows,
+                         const int64_t *run_ends, const int64_t *run_starts, const int64_t *run_stops) {
   auto *plan = new Plan;
-  plan->tokens.assign(tokens, tokens + rows);
-  std::vector<Item> items;
-  std::vector<int64_t> seen(starts, starts + rows);
+  Planner planner(*c, *plan);
+  std::vector<int64_t> seen(rows);
+  std::vector<int32_t> queries(rows);
+  for (int64_t row = 0; row < rows; row++) {
+    if (q_lens[row] > 1) continue;
+    queries[row] = planner.query(firsts[row]);
+    if (window) seen[row] = std::max<int64_t>(kv_lens[row] - window, 0);
+  }
   auto alone = [&](int64_t row, int64_t stop) {
-    if (seen[row] >= stop) return;
-    items.push_back({table + firsts[row] + seen[row], stop - seen[row], int32_t(plan->rows.size()), 1});
-    plan->rows.push_back(row);
+    planner.add_shared(table + offsets[row] + seen[row], stop - seen[row], &queries[row], 1);
   };
+  std::vector<int32_t> some;
   for (int64_t run = 0, begin = 0; run < runs; begin = run_ends[run++]) {
-    for (int64_t i = begin; i < run_ends[run]; i++) alone(run_rows[i], run_starts[run]);
-    const auto slots = table + firsts[run_rows[begin]] + run_starts[run];
-    const auto count = int32_t(run_ends[run] - begin);
-    items.push_back({slots, run_stops[run] - run_starts[run], int32_t(plan->rows.size()), count});
+    some.clear();
     for (int64_t i = begin; i < run_ends[run]; i++) {
-      plan->rows.push_back(run_rows[i]);
-      seen[run_rows[i]] = run_stops[run];
+      const int64_t row = run_rows[i];
+      alone(row, run_starts[run]);
+      some.push_back(queries[row]);
+      seen[row] = run_stops[run];
+    }
+    const auto slots = table + offsets[run_rows[begin]] + run_starts[run];
+    planner.add_shared(slots, run_stops[run] - run_starts[run], some.data(), some.size());
+  }
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t tokens = q_lens[row], stop = kv_lens[row] - tokens + 1; // of the first token's keys
+    const auto slots = table + offsets[row];
+    if (tokens == 1) {
+      alone(row, stop);
+    } else if (window || !are_few(*c, tokens * c->group())) {
+      planner.add_blocks(slots, firsts[row], tokens, stop, window ? window : FAR);
+    } else { // what all of them see is a run of its own
+      some.clear();
+      for (int64_t t = 0; t < tokens; t++) some.push_back(planner.query(firsts[row] + t));
+      planner.add_shared(slots, stop, some.data(), tokens);
+      for (int64_t t = 1; t < tokens; t++) planner.add_shared(slots + stop, t, &some[t], 1);
     }
   }
-  for (int64_t row = 0; row < rows; row++) alone(row, stops[row]);
-  std::stable_sort(items.begin(), items.end(), [](auto &a, auto &b) { return a.count > b.count; });
-  cut(*plan, items, threads);
-  plan->begins.assign(rows + 1, 0);
-  for (auto &p : plan->pieces)
-    for (int r = 0; r < p.count; r++) plan->begins[p.rows[r] + 1]++;
-  for (int64_t row = 0; row < rows; row++) plan->begins[row + 1] += plan->begins[row];
-  plan->parts.resize(plan->answers);
-  std::vector<int> next(plan->begins.begin(), plan->begins.end() - 1);
-  for (auto &p : plan->pieces)
-    for (int r = 0; r < p.count; r++) plan->parts[next[p.rows[r]]++] = p.first + r;
-  for (auto &row : plan->rows) row = tokens[row]; // from here on, pieces look for queries only
+  planner.finish();
   return plan;
 }
 
 void rtk_attention_drop(Plan *plan) { delete plan; }
 
-// Floats that a layer of this plan wants: for its answers, and for each thread.
-void rtk_attention_sizes(const Plan *plan, Layer *c) {
-  int64_t size = many_scratch(*c);
-  for (auto &p : plan->pieces) {
-    const int64_t queries = p.count * (c->heads / c->kv_heads);
-    if (are_few(*c, queries)) size = std::max(size, few_scratch(*c, queries));
-  }
-  c->scratch_size = (size + 63) / 64 * 64;
-}
-
-int64_t rtk_attention_answers(const Plan *plan) { return plan->answers; }
-
-void rtk_attention_layer(const Plan *plan, const Layer *c, int64_t threads) {
-  const int shares = plan->shares.size() - 1;
-  const int64_t joins = int64_t(plan->tokens.size()) * c->heads;
-#pragma omp parallel num_threads(int(threads)) if (shares > 1)
+void rtk_attention_layer(const Plan *plan, const Layer *c) {
+  const int units = plan->units.size(), joints = plan->joints.size();
+#pragma omp parallel num_threads(int(c->threads)) if (units > 1)
   {
     float *const scratch = c->scratch + omp_get_thread_num() * c->scratch_size;
 #pragma omp for schedule(dynamic, 1)
-    for (int s = 0; s < shares; s++)
-      for (int p = plan->shares[s]; p < plan->shares[s + 1]; p++) compute(*c, plan->pieces[p], scratch);
+    for (int i = 0; i < units; i++) {
+      const Unit &unit = plan->units[i];
+      for (int p = unit.begin; p < unit.end; p++) compute(*c, plan->pieces[p], unit.head, scratch);
+    }
+    if (joints) {
 #pragma omp for schedule(static)
-    for (int64_t j = 0; j < joins; j++) join(*c, *plan, j / c->heads, j % c->heads);
+      for (int64_t j = 0; j < joints * c->kv_heads; j++) join(*c, *plan, plan->joints[j / c->kv_heads], j % c->kv_heads);
+    }
   }
 }
 

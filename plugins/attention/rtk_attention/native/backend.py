@@ -1,30 +1,24 @@
-"""Attention on a CPU in float32: decoding rows by the kernels of `attention.cpp`, longer rows by torch."""
+"""Attention on a CPU in float32, by the kernels of `attention.cpp`."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rtk import native
 from rtk.model.store import default_cache_dir
 from rtk.plugin import BatchView, Capabilities, LayerCall, Options, SharedRun, Workspace
 from rtk_attention.pool import PlainPool
-from rtk_attention.torch import backend as torch_backend
-from rtk_attention.torch.backend import TorchAttention
 
 SOURCE = Path(__file__).with_name("attention.cpp")
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "plan": (POINTER, [INT, *[POINTER] * 5, INT, *[POINTER] * 4, INT]),
+    "plan": (POINTER, [POINTER, INT, *[POINTER] * 5, INT, INT, *[POINTER] * 4]),
     "drop": (None, [POINTER]),
-    "sizes": (None, [POINTER, POINTER]),
-    "answers": (INT, [POINTER]),
-    "layer": (None, [POINTER, POINTER, INT]),
+    "layer": (None, [POINTER, POINTER]),
     "write": (None, [POINTER, INT, INT, POINTER, POINTER, INT, INT, POINTER, POINTER, *[INT] * 5]),
 }
 
@@ -43,12 +37,14 @@ class Layer(ctypes.Structure):
         ("out", POINTER),
         ("sinks", POINTER),
         ("answers", POINTER),
+        ("answer_count", INT),
         ("scratch", POINTER),
         ("scratch_size", INT),
         ("heads", INT),
         ("kv_heads", INT),
         ("dim", INT),
         ("v_dim", INT),
+        ("threads", INT),
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
     )
@@ -66,141 +62,107 @@ class Kernels:
 
     plan: Any
     drop: Any
-    sizes: Any
-    answers: Any
     layer: Any
     write: Any
 
 
 class Work:
-    """What the kernels do in a step for layers alike in their window."""
+    """What the kernels do in a step for layers alike in their window and their heads."""
 
     def __init__(
         self,
         kernels: Kernels,
         batch: BatchView,
-        rows: NDArray[np.int64],
         window: int | None,
+        shape: tuple[int, int, int, int],
         workspace: Workspace,
     ) -> None:
-        """`rows` are those with one query. What a window hides, it may hide of some rows of a run only."""
+        """`shape`: query heads, K/V heads, entries of a key, entries of a value."""
         self._kernels = kernels
-        self._workspace = workspace
         self._table = batch.req_to_token
-        self._threads = torch.get_num_threads()
-        self._layers: dict[tuple[int, ...], tuple[Layer, list[torch.Tensor]]] = {}
-        stops = batch.kv_lens[rows].astype(np.int64)
-        starts = np.zeros_like(stops) if window is None else np.maximum(stops - window, 0)
-        tokens = (np.cumsum(batch.q_lens, dtype=np.int64) - 1)[rows]
-        firsts = batch.req_rows[rows].astype(np.int64) * self._table.stride(0)
-        runs = () if window is not None else _among(batch.shared, rows, len(batch.q_lens))
-        run_rows = np.concatenate([run.rows for run in runs], dtype=np.int64) if runs else rows[:0]
-        ends = np.cumsum([len(run.rows) for run in runs], dtype=np.int64)
+        q_lens, kv_lens = batch.q_lens.astype(np.int64), batch.kv_lens.astype(np.int64)
+        firsts = np.cumsum(q_lens) - q_lens
+        offsets = batch.req_rows.astype(np.int64) * self._table.stride(0)
+        # What a window hides, it may hide of some rows of a run only.
+        runs = sorted(_of_decoding_rows(batch), key=lambda run: run.start) if window is None else []
+        run_rows = np.concatenate([run.rows for run in runs], dtype=np.int64) if runs else firsts[:0]
+        run_ends = np.cumsum([len(run.rows) for run in runs], dtype=np.int64)
         bounds = np.array([(run.start, run.stop) for run in runs], np.int64).reshape(-1, 2).T.copy()
-        arrays = (run_rows, ends, bounds[0], bounds[1])
+        layer = self._layer = Layer()
+        layer.heads, layer.kv_heads, layer.dim, layer.v_dim = shape
+        layer.threads = torch.get_num_threads()
         self._handle = kernels.plan(
-            len(rows),
-            *(array.ctypes.data for array in (tokens, starts, stops)),
+            ctypes.addressof(layer),
+            len(q_lens),
+            *(array.ctypes.data for array in (firsts, q_lens, kv_lens)),
             self._table.data_ptr(),
-            firsts.ctypes.data,
+            offsets.ctypes.data,
+            window or 0,
             len(runs),
-            *(array.ctypes.data for array in arrays),
-            self._threads,
+            *(array.ctypes.data for array in (run_rows, run_ends, bounds[0], bounds[1])),
         )
+        self._memory = [
+            workspace.take(f"native {name}", (size,), torch.float32)
+            for name, size in (
+                ("answers", layer.answer_count * (layer.v_dim + 2)),
+                ("scratch", layer.threads * layer.scratch_size),
+            )
+        ]
+        layer.answers, layer.scratch = (of.data_ptr() for of in self._memory)
 
     def __del__(self) -> None:
         self._kernels.drop(self._handle)
 
-    def attend(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, out: torch.Tensor) -> None:
-        """The rows' answers into `out` [T, q_heads, v_head_dim]."""
-        k = kv["k"]
-        v = k if call.v_head_dim else kv["v"]
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall, out: torch.Tensor) -> None:
+        """The answers into `out` [T, q_heads, v_head_dim]."""
+        layer = self._layer
         q = _rows(q)
-        layer = self._layer(q, k, out)
-        layer.q, layer.q_token, layer.q_head = q.data_ptr(), q.stride(0), q.stride(1)
-        layer.k, layer.v, layer.k_slot, layer.v_slot = k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0)
-        layer.out = out.data_ptr()
+        layer.q, layer.k, layer.v, layer.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        layer.q_token, layer.q_head, _ = q.stride()
+        layer.k_slot, layer.v_slot = k.stride(0), v.stride(0)
         sinks = None if call.sinks is None else call.sinks.to(torch.float32).contiguous()
         layer.sinks = None if sinks is None else sinks.data_ptr()
         layer.scaling, layer.softcap = call.scaling, call.softcap or 0.0
-        self._kernels.layer(self._handle, ctypes.addressof(layer), self._threads)
-
-    def _layer(self, q: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> Layer:
-        """Of these shapes, with memory to work in."""
-        sizes = q.shape[1], k.shape[1], q.shape[2], out.shape[2]
-        if sizes not in self._layers:
-            layer = Layer()
-            layer.heads, layer.kv_heads, layer.dim, layer.v_dim = sizes
-            self._kernels.sizes(self._handle, ctypes.addressof(layer))
-            answers = self._kernels.answers(self._handle) * layer.heads * (layer.v_dim + 2)
-            memory = [
-                self._workspace.take(f"native {name}", (size,), torch.float32)
-                for name, size in (("answers", answers), ("scratch", self._threads * layer.scratch_size))
-            ]
-            layer.answers, layer.scratch = (of.data_ptr() for of in memory)
-            self._layers[sizes] = layer, memory
-        return self._layers[sizes][0]
+        self._kernels.layer(self._handle, ctypes.addressof(layer))
 
 
 class Step:
-    """One step: which rows are the kernels', and torch's plan of the others."""
+    """One step; planned anew for each kind of layer in it."""
 
-    def __init__(self, kernels: Kernels, others: TorchAttention, batch: BatchView, workspace: Workspace) -> None:
+    def __init__(self, kernels: Kernels, batch: BatchView, workspace: Workspace) -> None:
         self._kernels = kernels
         self._batch = batch
         self._workspace = workspace
-        self._works: dict[int | None, Work] = {}
-        single = batch.q_lens == 1
-        self._single = np.flatnonzero(single)
-        self._longest = int(batch.kv_lens[self._single].max(initial=0))
-        self._others = others
-        self.longer: torch_backend.Plan | None = None
-        self.queries: slice | torch.Tensor = slice(None)
-        """Of the longer rows."""
-        if len(self._single) == len(single):
-            return
-        if len(self._single):
-            longer = np.flatnonzero(~single)
-            self.queries = _where(np.flatnonzero(np.repeat(~single, batch.q_lens)))
-            batch = replace(
-                batch,
-                q_lens=batch.q_lens[longer],
-                kv_lens=batch.kv_lens[longer],
-                req_rows=batch.req_rows[longer],
-                slots=batch.slots[self.queries],
-                shared=_among(batch.shared, longer, len(single)),
-            )
-        self.longer = others.plan(batch, workspace)
+        self._longest = int(batch.kv_lens.max())
+        self._works: dict[tuple[int | None, tuple[int, int, int, int]], Work] = {}
 
-    def work(self, window: int | None) -> Work | None:
-        """The kernels' work for a layer with that window; None: there is none."""
-        if not len(self._single):
-            return None
+    def work(self, window: int | None, shape: tuple[int, int, int, int]) -> Work:
+        """For layers with that window and that shape, see `Work`."""
         if window is not None and window >= self._longest:
             window = None
-        if window not in self._works:
-            self._works[window] = Work(self._kernels, self._batch, self._single, window, self._workspace)
-        return self._works[window]
+        work = self._works.get((window, shape))
+        if work is None:
+            work = self._works[window, shape] = Work(self._kernels, self._batch, window, shape, self._workspace)
+        return work
 
 
 class NativeAttention(PlainPool):
-    """Reads the slots of decoding rows where they lie, those of a told run once for all its rows."""
+    """Reads the slots where they lie, those that a run tells of once for all its decoding rows."""
 
     capabilities = Capabilities(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({"float32"}),
-        features=TorchAttention.capabilities.features,
-        kinds=TorchAttention.capabilities.kinds,
+        features=frozenset({"sliding_window", "softcap", "sinks"}),
+        kinds=frozenset({"mha", "mla"}),
         preference=10,
     )
 
     def __init__(self, options: Options) -> None:
         """Builds the kernels, unless they are there. Raises `ImportError` on machines that cannot."""
         self._kernels = Kernels()
-        self._torch = TorchAttention(options)
 
     def plan(self, batch: BatchView, workspace: Workspace) -> Step:
-        return Step(self._kernels, self._torch, batch, workspace)
+        return Step(self._kernels, batch, workspace)
 
     def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
         tokens, heads, dim = k.shape
@@ -214,14 +176,12 @@ class NativeAttention(PlainPool):
         self._kernels.write(*keys, *values, slots.data_ptr(), tokens, heads, dim, v.shape[2], threads)
 
     def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Step) -> torch.Tensor:
-        work = plan.work(call.sliding_window)
-        if work is None:
-            assert plan.longer is not None
-            return self._torch.forward(q, kv, call, plan.longer)
-        out = q.new_empty(len(q), q.shape[1], call.v_head_dim or kv["v"].shape[2])
-        work.attend(q, kv, call, out)
-        if plan.longer is not None:
-            out[plan.queries] = self._torch.forward(q[plan.queries], kv, call, plan.longer)
+        tokens, heads, dim = q.shape
+        k = kv["k"]
+        v = k if call.v_head_dim else kv["v"]
+        v_dim = call.v_head_dim or v.shape[2]
+        out = q.new_empty(tokens, heads, v_dim)
+        plan.work(call.sliding_window, (heads, k.shape[1], dim, v_dim)).attend(q, k, v, call, out)
         return out
 
 
@@ -230,15 +190,9 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
     return t if t.stride(2) == 1 else t.contiguous()
 
 
-def _among(runs: Sequence[SharedRun], rows: NDArray[np.int64], of: int) -> tuple[SharedRun, ...]:
-    """The runs of at least two of some rows of a batch of `of`, by their start; rows numbered as `rows` has them."""
-    number = np.full(of, -1, np.int32)
-    number[rows] = np.arange(len(rows), dtype=np.int32)
-    left = (run._replace(rows=numbers[numbers >= 0]) for run in runs for numbers in [number[run.rows]])
-    return tuple(sorted((run for run in left if len(run.rows) > 1), key=lambda run: run.start))
-
-
-def _where(queries: NDArray[np.int64]) -> slice | torch.Tensor:
-    """A slice where the queries follow one another."""
-    first, last = int(queries[0]), int(queries[-1])
-    return slice(first, last + 1) if last - first == len(queries) - 1 else torch.from_numpy(queries)
+def _of_decoding_rows(batch: BatchView) -> Iterator[SharedRun]:
+    """The runs, without longer rows, of at least two."""
+    for run in batch.shared:
+        rows = run.rows[batch.q_lens[run.rows] == 1]
+        if len(rows) > 1:
+            yield run._replace(rows=rows)
