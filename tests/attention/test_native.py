@@ -1,19 +1,24 @@
 """The kernels of the attention plugin `native`, beside the contract that they keep: their sizes, and doing without."""
 
 import platform
+from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rtk import native
 from rtk.config.load import load_config
 from rtk.errors import PluginError
 from rtk.model.probe import Probe
-from rtk.plugin import KVShape, Options
+from rtk.plugin import BatchView, KVShape, LayerCall, Options, Workspace
 from rtk.plugin.host import installed
 from rtk.plugin.testing import NotApplicable, suite
-from rtk.plugin.testing.attention import Case, Scene
+from rtk.plugin.testing.attention import MLA, Case, Scene, oracle
+from rtk.plugin.testing.strategies import few
 from rtk.serve.computing import choose_backend
 from rtk_attention.native.backend import SOURCE, NativeAttention
 
@@ -27,6 +32,7 @@ SHAPES = {
     "many heads": replace(HEADS, kv_heads=1, q_heads=71),
 }
 MANY = (*((1, 101 + n % 7) for n in range(21)), (4, 120), (1, 130))
+LONGER = ((50, 350), (1, 200), (16, 16), (2, 2), (17, 100), (3, 290), (60, 60), (1, 1), (33, 64), (5, 69), (48, 112))
 CASES = [
     *(
         Case(name=f"heads {name}", shape=shape, rows=((1, 300), (1, 1), (1, 65), (1, 32)))
@@ -50,6 +56,26 @@ CASES = [
         sinks=True,
     ),
     Case(name="many keys", rows=((1, 5000), (1, 4900), (5, 20)), scattered=False),
+    *(Case(name=f"longer, heads {name}", shape=shape, rows=LONGER) for name, shape in SHAPES.items()),
+    *(
+        Case(name=f"longer, {group} to a head", shape=replace(HEADS, kv_heads=2, q_heads=2 * group), rows=LONGER[:6])
+        for group in (1, 2, 4, 5, 7, 8, 17, 48, 50)
+    ),
+    *(
+        Case(name=f"longer, window {window}", shape=HEADS, rows=LONGER, window=window, sinks=sinks)
+        for window, sinks in ((1, False), (5, True), (16, False), (40, False), (64, True), (310, False), (900, True))
+    ),
+    Case(name="longer, a softcap and sinks", shape=HEADS, rows=LONGER, softcap=3.0, sinks=True),
+    *(
+        Case(
+            name=f"longer, {heads} heads of latents", shape=replace(MLA, q_heads=heads), rows=((3, 70), (9, 9), (1, 30))
+        )
+        for heads in (16, 20, 128)
+    ),
+    Case(name="a few behind many", shape=HEADS, rows=((2, 3000),), sinks=True),
+    Case(name="some behind many", shape=HEADS, rows=((8, 3000),), sinks=True),
+    Case(name="some behind many, within a window", shape=HEADS, rows=((20, 3000),), window=1500),
+    Case(name="a prompt beside many", shape=HEADS, rows=((90, 90), (1, 2000), (17, 900), (1, 1), (2, 700))),
 ]
 
 
@@ -61,12 +87,18 @@ def backend():
         pytest.skip(str(reason))
 
 
+@contextmanager
+def of_torch(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with of_torch(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -74,6 +106,52 @@ def test_equals_the_oracle(backend, threads, case):
     scene = Scene(backend, case)
     for row, got in enumerate(scene.run()):
         scene.assert_close(got, scene.expected(row), f"row {row} {case.rows[row]}")
+
+
+@st.composite
+def scenes(draw):
+    """A batch of rows of any length behind any number of cached tokens, and heads of any size and number."""
+    rows = draw(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 300)), min_size=1, max_size=5))
+    dim, v_dim = draw(st.sampled_from([(64, 64), (16, 16), (40, 24), (128, 128), (7, 33)]))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 6, 7, 8, 13, 49]))
+    case = Case(
+        name=f"{draw(st.integers(0, 99))}",
+        shape=KVShape(1, kv_heads, dim, v_dim, kv_heads * group),
+        rows=tuple((new, cached + new) for new, cached in rows),
+        window=draw(st.none() | st.integers(1, 90)),
+        softcap=draw(st.none() | st.just(4.0)),
+        sinks=draw(st.booleans()),
+        scattered=draw(st.booleans()),
+    )
+    return case, draw(st.sampled_from([1, 2, 5]))
+
+
+def test_any_batch_of_longer_rows_equals_the_oracle(backend):
+    @few(60)
+    @given(scenes())
+    def search(found):
+        case, threads = found
+        with of_torch(threads):
+            test_equals_the_oracle(backend, threads, case)
+
+    search()
+
+
+def test_queries_of_any_strides_are_read(backend):
+    random = torch.Generator().manual_seed(0)
+    tokens, heads, dim = 21, 4, 32
+    kv = {name: torch.randn(tokens, 2, dim, generator=random) for name in "kv"}
+    lens, table = np.array([tokens], np.int32), torch.arange(tokens, dtype=torch.int32)[None]
+    batch = BatchView(lens, lens, np.array([0], np.int32), table, torch.arange(tokens), 1)
+    call = LayerCall(0, 0.2)
+    whole = torch.randn(tokens, heads, 3 * dim, generator=random)
+    for q in (
+        whole[..., dim : 2 * dim],
+        whole.transpose(0, 1).contiguous().transpose(0, 1)[..., :dim],
+        whole[..., ::3],
+    ):
+        got = backend.forward(q, kv, call, backend.plan(batch, Workspace(torch.device("cpu"))))
+        torch.testing.assert_close(got.double(), oracle(q, kv["k"], kv["v"], call), rtol=0, atol=2e-5)
 
 
 def test_a_row_alone_of_its_run_is_an_ordinary_one(backend):
@@ -100,6 +178,20 @@ def test_what_is_not_a_number_does_not_get_lost(backend, told):
     for got in scene.run(spoil=spoil_all):
         assert got[:, 6:].isnan().all()
         assert got[:, :6].isfinite().all()
+
+
+def test_what_is_not_a_number_stays_within_its_row(backend):
+    """And before the queries that cannot see it, at least those of other blocks."""
+    scene = Scene(backend, Case(name="broken", shape=HEADS, rows=((64, 100), (3, 50), (40, 40))))
+
+    def spoil(buffers):
+        buffers["v"][scene.slots_of(0, range(90, 91))] = torch.nan
+
+    first, *others = scene.run(spoil=spoil)
+    assert first[54:].isnan().all()
+    assert first[:48].isfinite().all()
+    for row, got in enumerate(others, 1):
+        scene.assert_close(got, scene.expected(row), f"row {row}")
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 700])

@@ -9,7 +9,7 @@ def rtk_plugins() -> list[Plugin]:
         Plugin(
             kind="attention",
             name="native",
-            summary="C++ kernels for decoding on a CPU, compiled by this machine's compiler; torch for longer rows",
+            summary="C++ kernels for a CPU, compiled by this machine's compiler",
             target="rtk_attention.native.backend:NativeAttention",
         )
     ]

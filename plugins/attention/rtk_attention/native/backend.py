@@ -191,7 +191,7 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
 
 
 def _of_decoding_rows(batch: BatchView) -> Iterator[SharedRun]:
-    """The runs, without longer rows, of at least two."""
+    """The runs of at least two decoding rows, without others."""
     for run in batch.shared:
         rows = run.rows[batch.q_lens[run.rows] == 1]
         if len(rows) > 1:
