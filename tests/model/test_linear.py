@@ -250,3 +250,13 @@ def test_panels_give_the_same_by_any_number_of_threads():
     torch.set_num_threads(threads)
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
+
+
+@needs_panels
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+def test_panels_give_a_row_the_same_beside_any_others(biased):
+    """However many passes a product is computed in, which their number decides."""
+    compute, x = panels(given(100, 400), given(100) if biased else None), given(300, 400)
+    whole = compute(x)
+    for first, rows in ((0, 1), (1, 2), (5, 30), (0, 47), (7, 48), (250, 50), (10, 280)):
+        assert torch.equal(compute(x[first : first + rows]), whole[first : first + rows])

@@ -2,6 +2,8 @@
 
 #include "panels.h"
 
+#include <omp.h>
+
 using namespace panels;
 
 extern "C" {
@@ -11,7 +13,7 @@ long panel_columns() { return PANEL; }
 // weight [n, depth], contiguous, to [panels, depth, PANEL]; columns beyond n are zero.
 void pack(const float *weight, float *packed, long n, long depth, long threads) {
 #pragma omp parallel for num_threads(int(threads))
-    for (long p = 0; p < (n + PANEL - 1) / PANEL; p++)
+    for (long p = 0; p < count(n); p++)
         for (long k = 0; k < depth; k++)
             for (long j = 0; j < PANEL; j++) {
                 const long column = p * PANEL + j;
@@ -19,10 +21,9 @@ void pack(const float *weight, float *packed, long n, long depth, long threads) 
             }
 }
 
-// See `multiply`; weights and bias are those of a pack.
-void product(const float *x, long x_row, const float *packed, const float *bias, float *y, long rows, long n, long depth,
-             long threads) {
+// x [rows, depth], its rows x_row apart, to y [rows, n], by so many threads.
+void product(const Pack *pack, const float *x, long x_row, float *y, long rows, long threads) {
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
-    multiply({packed, bias, n, depth}, x, x_row, y, rows);
+    multiply(*pack, {omp_get_thread_num(), omp_get_num_threads()}, x, x_row, y, rows);
 }
 }

@@ -25,15 +25,24 @@ constexpr long MANY = 6;
 constexpr long HEIGHT = 256;  // rows of one walk through the panels: they stay in the second-level cache
 constexpr long AHEAD = 32;    // k that a tile which is alone fetches ahead
 
-// R rows of x by a panel to `columns` columns of y; in front of each k, F lines of 64 bytes of `next` are fetched.
+// R rows of x by a panel to `columns` columns of y; in front of each k, F lines of 64 bytes of `next` are fetched. Unless
+// it is the first pass, y has the sums so far, and these are gone on with: sums do not depend on where passes end. `bias`
+// is added by the last pass, null in others.
 template <int R, int F>
 void tile(const float *x, long x_row, const float *panel, long depth, const float *next, float *y, long y_row, long columns,
           const float *bias, bool first) {
+    __mmask16 there[VECS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; v++) {
+        const long left = columns - v * WIDTH;
+        there[v] = left >= WIDTH ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+    }
     Vec sum[R][VECS];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECS; v++) sum[r][v] = _mm512_setzero_ps();
+        for (int v = 0; v < VECS; v++)
+            sum[r][v] = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(there[v], y + r * y_row + v * WIDTH);
     for (long k = 0; k < depth; k++) {
         Vec weights[VECS];
 #pragma GCC unroll 8
@@ -49,18 +58,12 @@ void tile(const float *x, long x_row, const float *panel, long depth, const floa
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        float *const out = y + r * y_row;
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECS; v++) {
-            const long left = columns - v * WIDTH;
-            const __mmask16 there = left >= WIDTH ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
-            const Vec before = !first ? _mm512_maskz_loadu_ps(there, out + v * WIDTH)
-                               : bias ? _mm512_loadu_ps(bias + v * WIDTH)
-                                      : _mm512_setzero_ps();
-            _mm512_mask_storeu_ps(out + v * WIDTH, there, _mm512_add_ps(sum[r][v], before));
+            const Vec found = bias ? _mm512_add_ps(sum[r][v], _mm512_loadu_ps(bias + v * WIDTH)) : sum[r][v];
+            _mm512_mask_storeu_ps(y + r * y_row + v * WIDTH, there[v], found);
         }
-    }
 }
 
 using Tile = void (*)(const float *, long, const float *, long, const float *, float *, long, long, const float *, bool);
@@ -78,34 +81,44 @@ struct Pack {
     long n, depth;         // columns of the product, and what is summed over
 };
 
-// x [rows, depth], its rows x_row apart, to y [rows, n], contiguous. All threads of a team call it; nobody waits for the
-// others in the end. What an element of y is does not depend on their number.
-inline void multiply(const Pack &pack, const float *x, long x_row, float *y, long rows) {
-    const long n = pack.n, depth = pack.depth, panels = (n + PANEL - 1) / PANEL;
-    for (long top = 0; top < rows; top += HEIGHT) {
-        const long height = std::min(HEIGHT, rows - top), tiles = (height + ROWS - 1) / ROWS;
-        const long pass = tiles < MANY ? DEPTH : SHALLOW;
-#pragma omp for schedule(static) nowait
-        for (long p = 0; p < panels; p++)
-            for (long k = 0; k < depth; k += pass) {
-                const long deep = std::min(pass, depth - k);
-                const float *const panel = pack.weights + (p * depth + k) * PANEL;
-                const float *const after = panel + deep * PANEL;
-                for (long t = 0; t < tiles; t++) {
-                    const long begin = t * height / tiles, count = (t + 1) * height / tiles - begin;
-                    const float *const from = x + (top + begin) * x_row + k;
-                    float *const to = y + (top + begin) * n + p * PANEL;
-                    const long columns = std::min(PANEL, n - p * PANEL);
-                    const float *const added = pack.bias ? pack.bias + p * PANEL : nullptr;
-                    // All tiles of a pass together fetch what comes after it; one that is alone goes ahead in its own.
-                    const Tile compute = tiles == 1 ? of<3>(count) : tiles == 2 ? of<2>(count) : t < 3 ? of<1>(count) : of<0>(count);
-                    const float *const next = tiles == 1   ? panel + AHEAD * PANEL
-                                              : tiles == 2 ? after + t * deep * 2 * WIDTH
-                                                           : after + t * deep * WIDTH;
-                    compute(from, x_row, panel, deep, next, to, n, columns, added, k == 0);
-                }
-            }
+// Panels of so many columns.
+inline long count(long columns) { return (columns + PANEL - 1) / PANEL; }
+
+// x [rows <= HEIGHT, depth], its rows x_row apart, to the columns of panel p, which y begins with; its rows are y_row apart.
+inline void multiply_panel(const Pack &pack, long p, const float *x, long x_row, float *y, long y_row, long rows) {
+    const long depth = pack.depth, columns = std::min(PANEL, pack.n - p * PANEL);
+    const long tiles = (rows + ROWS - 1) / ROWS, pass = tiles < MANY ? DEPTH : SHALLOW;
+    for (long k = 0; k < depth; k += pass) {
+        const long deep = std::min(pass, depth - k);
+        const float *const panel = pack.weights + (p * depth + k) * PANEL;
+        const float *const after = panel + deep * PANEL;
+        const float *const bias = pack.bias && k + deep == depth ? pack.bias + p * PANEL : nullptr;
+        for (long t = 0; t < tiles; t++) {
+            const long begin = t * rows / tiles, count = (t + 1) * rows / tiles - begin;
+            // All tiles of a pass together fetch what comes after it; one that is alone goes ahead in its own.
+            const Tile compute = tiles == 1 ? of<3>(count) : tiles == 2 ? of<2>(count) : t < 3 ? of<1>(count) : of<0>(count);
+            const float *const next = tiles == 1   ? panel + AHEAD * PANEL
+                                      : tiles == 2 ? after + t * deep * 2 * WIDTH
+                                                   : after + t * deep * WIDTH;
+            compute(x + begin * x_row + k, x_row, panel, deep, next, y + begin * y_row, y_row, columns, bias, k == 0);
+        }
     }
+}
+
+// One of `count` threads that do something together.
+struct Share {
+    long index, count;
+    long begin(long of) const { return of * index / count; }
+    long end(long of) const { return of * (index + 1) / count; }
+};
+
+// A thread's share of the product of x [rows, depth], its rows x_row apart, to y [rows, n], contiguous. What an element of
+// y is depends on its row of x alone: not on the number of threads, nor on what else is computed with it.
+inline void multiply(const Pack &pack, Share own, const float *x, long x_row, float *y, long rows) {
+    const long n = pack.n, panels = count(n);
+    for (long top = 0; top < rows; top += HEIGHT)
+        for (long p = own.begin(panels); p < own.end(panels); p++)
+            multiply_panel(pack, p, x + top * x_row, x_row, y + top * n + p * PANEL, n, std::min(HEIGHT, rows - top));
 }
 
 }  // namespace panels

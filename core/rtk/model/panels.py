@@ -33,6 +33,12 @@ class Arena:
         return taken
 
 
+class Pack(ctypes.Structure):
+    """`Pack` of `panels.h`."""
+
+    _fields_ = (("weights", _POINTER), ("bias", _POINTER), ("n", _LONG), ("depth", _LONG))
+
+
 class Panels:
     """x Wᵀ + b of a weight that is packed as `panels.cpp` says; the original is not kept."""
 
@@ -41,7 +47,7 @@ class Panels:
         functions = library(SOURCE, cache)
         functions.panel_columns.restype = _LONG
         self._product = functions.product
-        self._product.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG]
+        self._product.argtypes = [_POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG]
         self._product.restype = None
         functions.pack.argtypes = [_POINTER, _POINTER, _LONG, _LONG, _LONG]
         functions.pack.restype = None
@@ -51,7 +57,10 @@ class Panels:
         self._packed = arena.take(columns * self._depth)
         functions.pack(weight.data_ptr(), self._packed.data_ptr(), *weight.shape, torch.get_num_threads())
         self._bias = None if bias is None else torch.nn.functional.pad(bias, (0, columns - self._columns))
-        self._pointers = self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr()
+        added = None if self._bias is None else self._bias.data_ptr()
+        self.pack = Pack(self._packed.data_ptr(), added, self._columns, self._depth)
+        """For C++ that multiplies by it; valid as long as this object is."""
+        self._address = ctypes.addressof(self.pack)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
@@ -60,6 +69,5 @@ class Panels:
             raise TypeError(f"{rows.dtype} {tuple(x.shape)} on {x.device} by float32 [{self._depth}, {self._columns}]")
         y = rows.new_empty(rows.shape[0], self._columns)
         threads = torch.get_num_threads()
-        sizes = rows.shape[0], self._columns, self._depth, threads
-        self._product(rows.data_ptr(), rows.stride(0), *self._pointers, y.data_ptr(), *sizes)
+        self._product(self._address, rows.data_ptr(), rows.stride(0), y.data_ptr(), rows.shape[0], threads)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self._columns)
