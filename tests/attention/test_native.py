@@ -233,9 +233,9 @@ def test_kernels_for_a_smaller_processor_keep_the_contract(backend, tmp_path, mo
 @pytest.fixture
 def no_compiler(monkeypatch):
     monkeypatch.setattr(native, "COMPILERS", ())
-    native.library.cache_clear()
+    native._tried.cache_clear()
     yield
-    native.library.cache_clear()
+    native._tried.cache_clear()
 
 
 def choose(**keys):
