@@ -32,6 +32,12 @@ typedef float vec __attribute__((vector_size(W * 4)));
 typedef float loose __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(W * 4)));
 
+// A call of what does nothing but prefetch would be dropped by gcc.
+#define INLINED __attribute__((always_inline))
+
+// Into the second cache: few can be on their way to the first.
+INLINED static inline void prefetch(const float *p) { __builtin_prefetch(p, 0, 2); }
+
 static inline vec load(const float *p) { return *(const loose *)p; }
 static inline void store(float *p, vec v) { *(loose *)p = v; }
 static inline vec all(float x) { return x - vec{}; }
@@ -214,17 +220,15 @@ static int64_t few_scratch(const Layer &c, int64_t queries) {
 }
 
 // Fetches all heads of the keys from `begin` to before `end`, in the order of memory, which it likes best; beyond the last
-// key those of the next piece, if any. They come in small portions, as more at once would be waited for, and not nearer
-// than the second cache: few can be on their way to the first. (A call of what only fetches is dropped by gcc.)
-__attribute__((always_inline))
-static inline void fetch(const Layer &c, const Piece &p, const Piece *next, int64_t begin, int64_t end) {
+// key those of the next piece, if any. They come in small portions, as more at once would be waited for.
+INLINED static inline void fetch(const Layer &c, const Piece &p, const Piece *next, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     const bool here = i < p.keys;
     if (!here && (!next || i - p.keys >= next->keys)) break;
     const int64_t slot = here ? p.slots[i] : next->slots[i - p.keys];
     const float *const key = c.k + slot * c.k_slot, *const value = c.v + slot * c.v_slot;
-    for (int64_t d = 0; d < c.kv_heads * c.dim; d += 16) __builtin_prefetch(key + d, 0, 2);
-    for (int64_t d = 0; c.v != c.k && d < c.kv_heads * c.v_dim; d += 16) __builtin_prefetch(value + d, 0, 2);
+    for (int64_t d = 0; d < c.kv_heads * c.dim; d += 16) prefetch(key + d);
+    for (int64_t d = 0; c.v != c.k && d < c.kv_heads * c.v_dim; d += 16) prefetch(value + d);
   }
 }
 
@@ -382,8 +386,8 @@ template <int N> static void many_of(const Layer &c, const Piece &p, int64_t hea
       vec a[KEYS][N] = {};
       for (int e = 0; e < KEYS; e++) { // what is wanted next
         const float *next = key(b + MANY + i + e);
-        for (int64_t d = 0; d < c.v_dim; d += 16) __builtin_prefetch(values[i + e] + d);
-        for (int64_t d = 0; d < c.dim; d += 16) __builtin_prefetch(next + d);
+        for (int64_t d = 0; d < c.v_dim; d += 16) prefetch(values[i + e] + d);
+        for (int64_t d = 0; d < c.dim; d += 16) prefetch(next + d);
       }
       multiply(a, q, c.dim, [&](int64_t d, int e) { return keys[i + e][d]; });
       for (int e = 0; e < KEYS; e++)
@@ -634,6 +638,18 @@ public:
   }
 };
 
+struct Write { // new keys and values, to their slots
+  const float *k;
+  int64_t k_token, k_head; // strides
+  float *keys;
+  const float *v; // null: values are a part of the keys
+  int64_t v_token, v_head;
+  float *values;
+  const int64_t *slots;
+  int64_t tokens, heads, dim, v_dim;
+  int64_t threads;
+};
+
 extern "C" {
 
 // Rows by their first query, their queries, their keys, and where their slots begin; a window of 0 hides nothing. Runs by
@@ -704,16 +720,13 @@ void rtk_attention_layer(const Plan *plan, const Layer *c) {
   }
 }
 
-// The new keys and values, with their strides, to their slots. Values may be null: they are a part of the keys.
-void rtk_attention_write(const float *k, int64_t k_token, int64_t k_head, float *keys, const float *v, int64_t v_token,
-                         int64_t v_head, float *values, const int64_t *slots, int64_t tokens, int64_t heads,
-                         int64_t dim, int64_t v_dim, int64_t threads) {
-#pragma omp parallel for num_threads(int(threads)) if (tokens * heads * dim > 65536)
-  for (int64_t t = 0; t < tokens; t++)
-    for (int64_t h = 0; h < heads; h++) {
-      const int64_t to = slots[t] * heads + h;
-      std::memcpy(keys + to * dim, k + t * k_token + h * k_head, dim * sizeof(float));
-      if (v) std::memcpy(values + to * v_dim, v + t * v_token + h * v_head, v_dim * sizeof(float));
+void rtk_attention_write(const Write *w) {
+#pragma omp parallel for num_threads(int(w->threads)) if (w->tokens * w->heads * w->dim > 65536)
+  for (int64_t t = 0; t < w->tokens; t++)
+    for (int64_t h = 0; h < w->heads; h++) {
+      const int64_t to = w->slots[t] * w->heads + h;
+      std::memcpy(w->keys + to * w->dim, w->k + t * w->k_token + h * w->k_head, w->dim * sizeof(float));
+      if (w->v) std::memcpy(w->values + to * w->v_dim, w->v + t * w->v_token + h * w->v_head, w->v_dim * sizeof(float));
     }
 }
 }
