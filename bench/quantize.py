@@ -34,11 +34,13 @@ from rtk.model.bridge import flat_logits
 from rtk.model.linear import Linear, Packer
 from rtk.model.loader import LoadedModel, load_model
 from rtk.model.record import Recorder
-from rtk.model.store import fetch
+from rtk.model.panels import Arena, Int8, Panels
+from rtk.model.store import default_cache_dir, fetch
 
 ROWS = (1, 8, 32)
 WANTED = 1.5
 """Times as fast as float32 with one request, at least, for an option to be worth it."""
+ARENA = Arena()
 Make = Callable[[torch.Tensor], Linear]
 clock = time.perf_counter
 
@@ -128,7 +130,13 @@ def bf16(weight: torch.Tensor) -> Linear:
     return lambda x: compute(x.bfloat16(), packed, None, "none", [], "").float()
 
 
+def own(weight: torch.Tensor) -> Linear:
+    """rtk's kernel, with a scale for each group of 64 in a row; activations stay float32."""
+    return Panels(Int8.of(weight), None, default_cache_dir() / "native", ARENA)
+
+
 KERNELS: dict[str, Make] = {
+    "int8, rtk's own": own,
     "int8, bf16 activations": int8_bf16,
     "int8, 16-bit activations": OneDnn16,
     "int8, blocks to float32": by_blocks,
