@@ -1,26 +1,21 @@
 """Decoder layers with fewer, larger operations, for float32 on a CPU.
 
-A step of few tokens is bound by reading the weights once; what many small operations cost beside that is lost. In
-layers of known classes q, k, v and gate, up are computed as one product each, and what is between the products in few
-passes, see `rtk.model.kernels`. What a layer multiplies by constants is multiplied into its weights, and those are
-packed, see `rtk.model.linear`.
+A step of few tokens is bound by reading the weights once; what many small operations cost beside that is lost. So
+layers of known classes are computed by `rtk.model.layers`; what they multiply by constants is multiplied into weights.
 """
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from rtk.model import bridge
-from rtk.model.kernels import Kernels, NativeKernels, Norm, Shape, TorchKernels, functions
-from rtk.model.linear import Linear, Packer, is_plain, let_go
+from rtk.model.kernels import Norm, Shape
+from rtk.model.layers import Maker, Parts, Product, Products
+from rtk.model.linear import is_plain, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
-from rtk.model.store import default_cache_dir
 from rtk.model.threads import one_thread
 
 LAYERS = frozenset(
@@ -63,28 +58,17 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
     recorder, wanted = record(loaded)
     for hook in hooks:
         hook.remove()
-    make, packer = _maker(cache_dir or default_cache_dir()), Packer(cache_dir)
+    maker = Maker(cache_dir)
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:
             layer = layers[recorded.module]
-            candidate = _FusedLayer(layer, recorded, make)
+            candidate = _FusedLayer(layer, recorded, maker)
             if _agree(layer, candidate, recorder, given[layer]):
-                candidate.take_over(layer, packer)
+                candidate.take_over(layer)
                 fused[layer] = candidate
     _fuse_body(loaded, fused, wanted)
     return len(fused)
-
-
-def _maker(cache_dir: Path) -> Callable[[Shape], Kernels]:
-    """Makes the kernels of a shape; the same for all layers that have it."""
-    native = functions(cache_dir / "native")
-
-    @functools.cache
-    def make(shape: Shape) -> Kernels:
-        return TorchKernels(shape) if native is None else NativeKernels(shape, native)
-
-    return make
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -110,13 +94,14 @@ def _agree(layer: nn.Module, candidate: "_FusedLayer", attention: bridge.Attenti
 
 
 def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wanted: torch.Tensor) -> None:
-    """Also replace what calls the layers, where that is known, every layer was replaced, and logits stay."""
+    """Also replace what calls the layers, where that is known, all were replaced and are alike, and logits stay."""
     model, body = loaded.model, loaded.model.get_decoder()
     if body is None or not _is_one_of(body, BODIES) or "forward" in vars(body):
         return
-    if len(body.layers) != body.config.num_hidden_layers or not all(layer in fused for layer in body.layers):
+    layers = [fused[layer] for layer in body.layers if layer in fused]
+    if not len(layers) == len(body.layers) == body.config.num_hidden_layers or len({own.common for own in layers}) > 1:
         return
-    body.forward = _FusedBody(body, [fused[layer] for layer in body.layers])
+    body.forward = _FusedBody(body, layers)
     if _is_one_of(model, MODELS) and "forward" not in vars(model):
         model.forward = _FusedModel(body, model.lm_head)
     _, got = record(loaded)
@@ -125,86 +110,85 @@ def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wante
         vars(model).pop("forward", None)
 
 
-class _Joint:
+def _product(*parts: nn.Linear, scale: torch.Tensor | None = None, factor: float = 1.0) -> Product:
     """Several linear modules with one input as one product; what it computes of x is `factor` times it of x * scale."""
+    weight = torch.cat(tuple(part.weight for part in parts))
+    if scale is not None:
+        weight *= scale
+    biases = [part.bias for part in parts]
+    bias = None if biases[0] is None else torch.cat(tuple(biases))
+    if factor != 1:
+        weight *= factor
+        bias = None if bias is None else bias * factor
+    return Product(weight, bias)
 
-    def __init__(self, *parts: nn.Linear, scale: torch.Tensor | None = None, factor: float = 1.0) -> None:
-        self._parts = parts
-        self._weight = torch.cat(tuple(part.weight for part in parts))
-        if scale is not None:
-            self._weight *= scale
-        biases = [part.bias for part in parts]
-        self._bias = None if biases[0] is None else torch.cat(tuple(biases))
-        if factor != 1:
-            self._weight *= factor
-            self._bias = None if self._bias is None else self._bias * factor
-        self.compute: Linear = functools.partial(F.linear, weight=self._weight, bias=self._bias)
 
-    def take_over(self, packer: Packer) -> None:
-        """Compute by a packed weight from now on, in place of the parts."""
-        self.compute = packer.pack(self._weight, self._bias)
-        for part in self._parts:
-            let_go(part)
-        del self._parts, self._weight, self._bias
+@torch.no_grad()
+def _parts(layer: Any, recorded: Recorded) -> Parts:
+    attention, mlp = layer.self_attn, layer.mlp
+    before, between = (
+        Norm(norm, norm.weight, scaled=False) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+    )
+    factor = getattr(layer, "residual_multiplier", 1.0)
+    products = Products(
+        qkv=_product(attention.q_proj, attention.k_proj, attention.v_proj, scale=before.scale),
+        out=_product(attention.o_proj, factor=factor),
+        gate=_product(mlp.gate_proj, scale=between.scale),
+        up=_product(mlp.up_proj, scale=between.scale),
+        down=_product(mlp.down_proj, factor=factor),
+    )
+    return Parts(
+        products,
+        before=before,
+        between=between,
+        heads=_norm_of_heads(attention, recorded) if hasattr(attention, "q_norm") else None,
+        act=None if type(mlp.act_fn).__name__ in SILU else mlp.act_fn,
+    )
+
+
+def _norm_of_heads(attention: Any, recorded: Recorded) -> Norm:
+    """Of q's heads and k's, one after the other."""
+    weights = [
+        norm.weight.expand(heads, -1)
+        for norm, heads in ((attention.q_norm, recorded.q_heads), (attention.k_norm, recorded.kv_heads))
+    ]
+    return Norm(attention.q_norm, torch.cat(weights))
 
 
 class _FusedLayer:
     """Takes and gives what the layer it replaces takes and gives; attention goes to the current context's."""
 
-    @torch.no_grad()
-    def __init__(self, layer: Any, recorded: Recorded, make: Callable[[Shape], Kernels]) -> None:
+    def __init__(self, layer: Any, recorded: Recorded, maker: Maker) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.width: int = attention.q_proj.in_features
         heads = recorded.q_heads, recorded.kv_heads
-        self.kernels = make(Shape(self.width, *heads, recorded.head_dim, mlp.gate_proj.out_features))
+        shape = Shape(self.width, *heads, recorded.head_dim, mlp.gate_proj.out_features)
         self._module, self._call = attention, recorded.call
-        self._before, self._between = (
-            Norm(norm, norm.weight, scaled=False) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-        )
-        factor = getattr(layer, "residual_multiplier", 1.0)
-        self._qkv = _Joint(attention.q_proj, attention.k_proj, attention.v_proj, scale=self._before.scale)
-        self._out = _Joint(attention.o_proj, factor=factor)
-        self._gate_up = _Joint(mlp.gate_proj, mlp.up_proj, scale=self._between.scale)
-        self._down = _Joint(mlp.down_proj, factor=factor)
-        silu = type(mlp.act_fn).__name__ in SILU
-        self._gated: Linear = self.kernels.silu_mul if silu else functools.partial(_gated, mlp.act_fn)
-        self._head_norm = self._norm_of_heads(attention, recorded) if hasattr(attention, "q_norm") else None
-
-    @staticmethod
-    def _norm_of_heads(attention: Any, recorded: Recorded) -> Norm:
-        """Of q's heads and k's, one after the other."""
-        weights = [
-            norm.weight.expand(heads, -1)
-            for norm, heads in ((attention.q_norm, recorded.q_heads), (attention.k_norm, recorded.kv_heads))
-        ]
-        return Norm(attention.q_norm, torch.cat(weights))
+        self._around = maker.make(_parts(layer, recorded), shape)
+        self.common = self._around.common
 
     def __call__(
         self, hidden_states: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, T, width] to the same."""
-        self.kernels.prepare(*position_embeddings)
+        self.common.prepare(*position_embeddings)
         x = hidden_states[0].clone(memory_format=torch.contiguous_format)
-        return x.add_(self.added(x, None))[None]
+        self._around.settle(x, self.advance(x, None, bridge.current()))
+        return x[None]
 
-    def added(self, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-        """What the layer adds to x + y, all [T, width], once the kernels are prepared; x holds its input then."""
-        kernels = self.kernels
-        q, k, v = kernels.turn(self._qkv.compute(kernels.norm(x, y, self._before)), self._head_norm)
-        answer = bridge.current().attend(self._module, q, k, v, self._call, {})
-        y = self._out.compute(answer.flatten(1))
-        return self._down.compute(self._gated(self._gate_up.compute(kernels.norm(x, y, self._between))))
+    def advance(self, x: torch.Tensor, owed: Any, attention: bridge.Attention) -> Any:
+        """What this layer owes, from what the one in front of it owes (see `rtk.model.layers.Layer`)."""
+        q, k, v = self._around.before(x, owed)
+        return self._around.after(x, attention.attend(self._module, q, k, v, self._call, {}))
 
-    def take_over(self, layer: Any, packer: Packer) -> None:
+    def take_over(self, layer: Any) -> None:
         """Become the layer's forward. Refers to no module that holds the layer, so that a model is freed at once."""
-        for joint in (self._qkv, self._out, self._gate_up, self._down):
-            joint.take_over(packer)
+        attention, mlp = layer.self_attn, layer.mlp
+        for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+            let_go(part)
+        for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            let_go(part)
         layer.forward = self
-
-
-def _gated(act: Linear, gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return act(gate).mul_(up)
 
 
 class _FusedBody:
@@ -215,19 +199,17 @@ class _FusedBody:
 
         self._answer = BaseModelOutputWithPast
         self._embed, self._factors, self._layers = body.embed_tokens, body.rotary_emb, layers
-        self._kernels = {layer.kernels for layer in layers}
+        self._common = layers[0].common
         self._norm = Norm(body.norm, body.norm.weight)
 
     def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> Any:
         """[1, T] each; the step's last hidden state [1, T, width] in what models of transformers answer."""
         x = self._embed(input_ids)
-        factors = self._factors(x, position_ids)
-        for kernels in self._kernels:
-            kernels.prepare(*factors)
-        x, y = x[0], None
+        self._common.prepare(*self._factors(x, position_ids))
+        x, owed, attention = x[0], None, bridge.current()
         for layer in self._layers:
-            y = layer.added(x, y)
-        return self._answer(last_hidden_state=self._layers[-1].kernels.norm(x, y, self._norm).clone()[None])
+            owed = layer.advance(x, owed, attention)
+        return self._answer(last_hidden_state=self._common.norm(x, owed, self._norm).clone()[None])
 
 
 class _Logits(NamedTuple):
