@@ -50,7 +50,7 @@ class Int8(NamedTuple):
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> "Int8":
-        """The nearest to a weight [out, in] of floating point; its largest of a group is met exactly, but for rounding."""
+        """The nearest to a float32 weight [out, in] with which the largest of each group is 127 or -127."""
         out, width = weight.shape
         groups = F.pad(weight, (0, -width % GROUP)).view(out, -1, GROUP)
         scales = groups.abs().amax(2) / 127
