@@ -113,7 +113,8 @@ def test_models_compute_with_what_integers_mean(zoo, kind):
 
 @needs_panels
 @pytest.mark.parametrize(
-    ("kind", "weight", "more"), [("gpt2", "transformer.h.0.attn.c_attn.weight", 7), ("gpt_oss", "model.layers.0.mlp.router.weight", 9)]
+    ("kind", "weight", "more"),
+    [("gpt2", "transformer.h.0.attn.c_attn.weight", 7), ("gpt_oss", "model.layers.0.mlp.router.weight", 9)],
 )
 def test_models_with_weights_that_would_stay_are_refused(zoo, kind, weight, more):
     loaded, quantizer = zoo.load(kind), Quantizer()
