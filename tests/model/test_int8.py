@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_linear import CACHE, given, needs_panels
+from panels_here import CACHE, needs_panels
 
+from rtk.config.load import config_from
 from rtk.errors import ConfigError, ModelError
 from rtk.model.bridge import flat_logits
 from rtk.model.fused import fuse_layers
@@ -15,6 +16,12 @@ from rtk.model.panels import GROUP, Arena, Int8, Panels
 from rtk.model.record import Recorder, record
 from rtk.model.store import fetch
 from rtk.native import Unavailable
+from rtk.plugin.host import installed
+from rtk.serve.computing import choose_backend, load
+
+
+def given(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def test_rounding():
@@ -105,7 +112,7 @@ def test_models_compute_with_what_integers_mean(zoo, kind):
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
     assert (got - unrounded).norm() >= 1e-4 * wanted.norm()
     assert torch.equal(loaded.model.get_input_embeddings().weight, embedding)
-    assert (type(loaded.model.model.forward).__name__ == "_FusedBody") == (kind not in ("granite", "gemma2"))
+    assert ("forward" in vars(loaded.model.model)) == (kind not in ("granite", "gemma2"))
     plain_size = sum(module.weight.numel() for module in plain.model.modules() if isinstance(module, torch.nn.Linear))
     scales = sum(4 * len(module.weight) for module in plain.model.modules() if isinstance(module, torch.nn.Linear))
     assert quantizer.size == plain_size + scales  # no weight of these has a row of more than one group
@@ -156,6 +163,19 @@ def test_machines_without_a_compiler_are_refused(monkeypatch):
     monkeypatch.setattr("rtk.model.linear.library", none)
     with pytest.raises(ConfigError, match=r"need a C\+\+ compiler; install g\+\+ or clang\+\+, or leave it out"):
         Quantizer()
+
+
+@needs_panels
+def test_an_engine_says_what_its_weights_are(zoo):
+    config = config_from({"model.quantize": "int8", "model.device": "cpu", "cache.pool_tokens": 64})
+    served = load(config, choose_backend(config, installed()), zoo.folder("llama"), 99)
+    assert "llama: llama, float32 with int8 weights on cpu, 0 MiB" in served.summary
+    quantizer, model = Quantizer(), zoo.load("llama")
+    before = quantizer.held(model.model)
+    pack_linears(model, quantizer=quantizer)
+    gone = sum(module.weight.numel() for module in model.model.modules() if isinstance(module, torch.nn.Linear))
+    linears = sum(isinstance(module, torch.nn.Linear) for module in model.model.modules())
+    assert before - quantizer.held(model.model) == 4 * gone - quantizer.size - 4 * linears
 
 
 @pytest.mark.model
