@@ -233,10 +233,10 @@ class InOneCall:
 class Maker:
     """Makes the layers of a model."""
 
-    def __init__(self, cache_dir: Path | None = None) -> None:
-        """Kernels are built into `cache_dir`; None: the user's for rtk."""
+    def __init__(self, cache_dir: Path | None = None, packer: Packer | None = None) -> None:
+        """Kernels are built into `cache_dir`; None: the user's for rtk. `packer` makes products; None: of float32."""
         cache = (cache_dir or default_cache_dir()) / "native"
-        self._packer = Packer(cache_dir)
+        self._packer = packer or Packer(cache_dir)
         native = functions(cache)
         self._kernels: Callable[[Shape], Kernels] = functools.cache(
             lambda shape: TorchKernels(shape) if native is None else NativeKernels(shape, native)

@@ -14,6 +14,7 @@ from rtk.schedule.executor import Executor
 from rtk.serve.backends import Choice, allowed, border, too_short
 
 if TYPE_CHECKING:
+    from rtk.model.linear import Quantizer
     from rtk.model.loader import LoadedModel
     from rtk.plugin import Capabilities, KVLayout
 
@@ -58,11 +59,26 @@ class Computing:
 def choose_backend(config: Config, registry: Registry) -> Choice:
     """Build the attention backends that may serve. Raises `RtkError` where none runs here, with pages of that size.
 
-    Which of them serves is settled by the model. Its page size is then the one that everybody uses.
+    Raises it too where weights cannot be held as they are to be. Which of the backends serves is settled by the model.
+    Its page size is then the one that everybody uses.
     """
     choice = allowed(config, registry, usable_device(config)).narrowed(None)
     chunk_tokens(config, choice.device, choice.taken.page_size)  # whether prompts can be cut shows before a model does
+    quantizer(config, choice.device)
     return choice
+
+
+def quantizer(config: Config, device: str) -> "Quantizer | None":
+    """What rounds the weights. Raises `ConfigError` where it cannot be had here."""
+    from rtk.model.linear import Quantizer
+
+    model = config.model
+    if model.quantize is None:
+        return None
+    if device != "cpu" or model.dtype not in ("auto", "float32"):
+        kind = f"on {device}" if device != "cpu" else f"and model.dtype = {model.dtype!r}"
+        raise ConfigError(f"{Quantizer.wanted} {kind}: it is for float32 on a CPU; leave one of them out")
+    return Quantizer(model.cache_dir)
 
 
 def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Computing:
@@ -87,8 +103,10 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     settled = choice.settled(lambda kinds: probe(loaded, kinds))
     log.info(settled.told)
     layout = settled.layout
-    fuse_layers(loaded, config.model.cache_dir)
-    pack_linears(loaded, config.model.cache_dir)
+    rounding = quantizer(config, device)
+    fuse_layers(loaded, config.model.cache_dir, rounding)
+    pack_linears(loaded, config.model.cache_dir, rounding)
+    size = loaded.facts.parameter_bytes if rounding is None else rounding.held(loaded.model)
     limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
@@ -106,7 +124,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
         end_tokens=frozenset(loaded.facts.end_tokens),
         generation_config=loaded.facts.generation_config,
         attention=settled.name,
-        summary=_summary(folder, loaded, settled.name, limits, reason),
+        summary=_summary(folder, config, loaded, size, settled.name, limits, reason),
         overlap=overlap,
         mixed=mixes(config, loaded.device.type),
     )
@@ -215,10 +233,18 @@ def context_length(config: Config, own: int | None) -> int:
     return length
 
 
-def _summary(folder: Path, loaded: "LoadedModel", backend: str, limits: Limits, reason: str) -> str:
+def weight_types(dtype: str, config: Config) -> str:
+    """What weights are held as, of a model of this type, in a few words."""
+    return dtype if config.model.quantize is None else f"{dtype} with {config.model.quantize} weights"
+
+
+def _summary(
+    folder: Path, config: Config, loaded: "LoadedModel", size: int, backend: str, limits: Limits, reason: str
+) -> str:
     facts = loaded.facts
+    types = weight_types(facts.dtype, config)
     return (
-        f"{folder.name}: {facts.kind}, {facts.dtype} on {loaded.device}, {facts.parameter_bytes / 2**20:,.0f} MiB; "
+        f"{folder.name}: {facts.kind}, {types} on {loaded.device}, {size / 2**20:,.0f} MiB; "
         f"attention {backend}; up to {limits.max_running} requests of {limits.context_length:,} tokens; "
         f"KV pool {limits.pool_tokens:,} tokens: {reason}"
     )
