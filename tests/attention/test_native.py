@@ -63,7 +63,7 @@ CASES = [
     ),
     *(
         Case(name=f"longer, window {window}", shape=HEADS, rows=LONGER, window=window, sinks=sinks)
-        for window, sinks in ((1, False), (5, True), (16, False), (40, False), (64, True), (310, False), (900, True))
+        for window, sinks in ((1, False), (5, True), (16, False), (40, False), (64, True), (349, False), (900, True))
     ),
     Case(name="longer, a softcap and sinks", shape=HEADS, rows=LONGER, softcap=3.0, sinks=True),
     *(
