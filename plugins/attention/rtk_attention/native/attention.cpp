@@ -22,7 +22,7 @@ constexpr int W = 8, KEYS = 4;
 #else
 constexpr int W = 4, KEYS = 4;
 #endif
-constexpr int FEW = 32, MANY = 64;     // keys of one block
+constexpr int FEW = 16, MANY = 64;     // keys of one block
 constexpr int VECTORS = 3;             // of queries that `many` takes at once
 constexpr int SHARES = 8, LEAST = 256; // shares for each thread, and keys of a row in a share that is worth being one
 constexpr int FAR = 1 << 30;           // beyond all keys
@@ -31,6 +31,12 @@ constexpr float LOWEST = -1e30f, LOG2E = 1.44269504088896341f;
 typedef float vec __attribute__((vector_size(W * 4)));
 typedef float loose __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(W * 4)));
+
+// A call of what does nothing but prefetch would be dropped by gcc.
+#define INLINED __attribute__((always_inline))
+
+// Into the second cache: few can be on their way to the first.
+INLINED static inline void prefetch(const float *p) { __builtin_prefetch(p, 0, 2); }
 
 static inline vec load(const float *p) { return *(const loose *)p; }
 static inline void store(float *p, vec v) { *(loose *)p = v; }
@@ -183,17 +189,15 @@ static inline vec score(const float *q, const float *const *keys, int64_t at, in
   return sums(a);
 }
 
-// Adds to T queries' answers the values of `count` keys, C vectors of each; meanwhile fetches those at `ahead`, if any.
+// Adds to T queries' answers the values of `count` keys, C vectors of each.
 template <int T, int C>
 static inline void add(float *answers, int64_t v_dim, const float *fade, const float *weights, const float *const *values,
-                       int64_t at, int64_t entry, int count, const float *const *ahead, int64_t ahead_at) {
+                       int64_t at, int64_t entry, int count) {
   vec a[T][C];
   for (int t = 0; t < T; t++)
     for (int c = 0; c < C; c++) a[t][c] = load(answers + t * v_dim + entry + c * W) * fade[t];
   for (int i = 0; i < count; i++) {
     const float *value = values[i] + at + entry;
-    if (ahead)
-      for (int c = 0; c < C; c++) __builtin_prefetch(ahead[i] + ahead_at + entry + c * W);
     for (int t = 0; t < T; t++) {
       const float w = weights[t * FEW + i];
       for (int c = 0; c < C; c++) a[t][c] += load(value + c * W) * w;
@@ -205,19 +209,31 @@ static inline void add(float *answers, int64_t v_dim, const float *fade, const f
 
 template <int T>
 static void add_all(float *answers, int64_t v_dim, const float *fade, const float *weights, const float *const *values,
-                    int64_t at, int count, const float *const *ahead, int64_t ahead_at) {
+                    int64_t at, int count) {
   int64_t entry = 0;
-  for (; entry + 4 * W <= v_dim; entry += 4 * W)
-    add<T, 4>(answers, v_dim, fade, weights, values, at, entry, count, ahead, ahead_at);
-  for (; entry < v_dim; entry += W)
-    add<T, 1>(answers, v_dim, fade, weights, values, at, entry, count, ahead, ahead_at);
+  for (; entry + 4 * W <= v_dim; entry += 4 * W) add<T, 4>(answers, v_dim, fade, weights, values, at, entry, count);
+  for (; entry < v_dim; entry += W) add<T, 1>(answers, v_dim, fade, weights, values, at, entry, count);
 }
 
 static int64_t few_scratch(const Layer &c, int64_t queries) {
   return queries * c.kv_heads * (c.dim + c.v_dim + W + 1) + queries * (FEW + 1);
 }
 
-template <int D> static void few(const Layer &c, const Piece &p, float *scratch) {
+// Fetches all heads of the keys from `begin` to before `end`, in the order of memory, which it likes best; beyond the last
+// key those of the next piece, if any. They come in small portions, as more at once would be waited for.
+INLINED static inline void fetch(const Layer &c, const Piece &p, const Piece *next, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i++) {
+    const bool here = i < p.keys;
+    if (!here && (!next || i - p.keys >= next->keys)) break;
+    const int64_t slot = here ? p.slots[i] : next->slots[i - p.keys];
+    const float *const key = c.k + slot * c.k_slot, *const value = c.v + slot * c.v_slot;
+    for (int64_t d = 0; d < c.kv_heads * c.dim; d += 16) prefetch(key + d);
+    for (int64_t d = 0; c.v != c.k && d < c.kv_heads * c.v_dim; d += 16) prefetch(value + d);
+  }
+}
+
+// `next`: what comes after that piece, or null.
+template <int D> static void few(const Layer &c, const Piece &p, const Piece *next, float *scratch) {
   const int64_t group = c.group(), queries = p.count * group, total = queries * c.kv_heads;
   float *const q = scratch, *const answers = q + total * c.dim, *const sum = answers + total * c.v_dim;
   float *const highest = sum + total * W, *const weights = highest + total, *const fade = weights + queries * FEW;
@@ -230,30 +246,20 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
       }
   std::fill(answers, highest, 0.f);
   std::fill(highest, weights, LOWEST);
-  const float *keys[2][FEW], *values[2][FEW]; // of this block and the next
-  auto look = [&](int b, int into) {
+  const float *keys[FEW], *values[FEW];
+  for (int b = 0; b < p.keys; b += FEW) {
+    const int count = std::min(FEW, p.keys - b), whole = (count + W - 1) / W * W;
+    const int64_t portions = total * (whole / W);
     for (int i = 0; i < FEW; i++) {
       const int64_t slot = p.slots[std::min(b + i, p.keys - 1)];
-      keys[into][i] = c.k + slot * c.k_slot, values[into][i] = c.v + slot * c.v_slot;
+      keys[i] = c.k + slot * c.k_slot, values[i] = c.v + slot * c.v_slot;
     }
-  };
-  look(0, 0);
-  for (int b = 0, now = 0; b < p.keys; b += FEW, now = !now) {
-    const int count = std::min(FEW, p.keys - b), whole = (count + W - 1) / W * W;
-    const bool last = b + FEW >= p.keys;
-    if (!last) look(b + FEW, !now);
-    for (int64_t h = 0; h < c.kv_heads; h++) {
-      const bool next_block = h + 1 == c.kv_heads;
-      const int ahead = next_block ? !now : now;
-      const int64_t ahead_k = next_block ? 0 : (h + 1) * c.dim, ahead_v = next_block ? 0 : (h + 1) * c.v_dim;
-      const bool fetch = !next_block || !last;
+    for (int64_t h = 0, portion = 0; h < c.kv_heads; h++) {
       for (int64_t j = 0; j < queries; j++)
-        for (int i = 0; i < whole; i += W) {
-          if (fetch)
-            for (int64_t d = j * 16; d < c.dim; d += queries * 16)
-#pragma GCC unroll 16
-              for (int f = 0; f < W; f++) __builtin_prefetch(keys[ahead][i + f] + ahead_k + d);
-          const vec s = score<D>(q + (h * queries + j) * c.dim, keys[now] + i, h * c.dim, c.dim);
+        for (int i = 0; i < whole; i += W, portion++) {
+          const int64_t ahead = b + FEW;
+          fetch(c, p, next, ahead + FEW * portion / portions, ahead + FEW * (portion + 1) / portions);
+          const vec s = score<D>(q + (h * queries + j) * c.dim, keys + i, h * c.dim, c.dim);
           store(weights + j * FEW + i, cap != 0 ? capped(s, cap) : s);
         }
       for (int64_t j = 0; j < queries; j++) {
@@ -274,15 +280,14 @@ template <int D> static void few(const Layer &c, const Piece &p, float *scratch)
       for (int64_t j = 0; j < queries;) {
         float *const into = answers + (h * queries + j) * c.v_dim;
         const int64_t left = queries - j, offset = h * c.v_dim;
-        const float *const *const next = fetch && j == 0 ? values[ahead] : nullptr;
         if (left >= 6 || left == 3) {
-          add_all<3>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 3;
+          add_all<3>(into, c.v_dim, fade + j, weights + j * FEW, values, offset, count), j += 3;
         } else if (left >= 4) {
-          add_all<4>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 4;
+          add_all<4>(into, c.v_dim, fade + j, weights + j * FEW, values, offset, count), j += 4;
         } else if (left == 2) {
-          add_all<2>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 2;
+          add_all<2>(into, c.v_dim, fade + j, weights + j * FEW, values, offset, count), j += 2;
         } else {
-          add_all<1>(into, c.v_dim, fade + j, weights + j * FEW, values[now], offset, count, next, ahead_v), j += 1;
+          add_all<1>(into, c.v_dim, fade + j, weights + j * FEW, values, offset, count), j += 1;
         }
       }
     }
@@ -381,8 +386,8 @@ template <int N> static void many_of(const Layer &c, const Piece &p, int64_t hea
       vec a[KEYS][N] = {};
       for (int e = 0; e < KEYS; e++) { // what is wanted next
         const float *next = key(b + MANY + i + e);
-        for (int64_t d = 0; d < c.v_dim; d += 16) __builtin_prefetch(values[i + e] + d);
-        for (int64_t d = 0; d < c.dim; d += 16) __builtin_prefetch(next + d);
+        for (int64_t d = 0; d < c.v_dim; d += 16) prefetch(values[i + e] + d);
+        for (int64_t d = 0; d < c.dim; d += 16) prefetch(next + d);
       }
       multiply(a, q, c.dim, [&](int64_t d, int e) { return keys[i + e][d]; });
       for (int e = 0; e < KEYS; e++)
@@ -461,17 +466,17 @@ static bool are_few(const Layer &c, int64_t queries) {
   return queries * (entries / W + 4) <= (queries + W - 1) / W * entries;
 }
 
-static void compute(const Layer &c, const Piece &p, int head, float *scratch) {
+static void compute(const Layer &c, const Piece &p, const Piece *next, int head, float *scratch) {
   if (head >= 0) {
     many(c, p, head, scratch);
   } else if (!are_few(c, p.end)) {
     for (int64_t h = 0; h < c.kv_heads; h++) many(c, p, h, scratch);
   } else if (c.dim == 4 * W) {
-    few<4>(c, p, scratch);
+    few<4>(c, p, next, scratch);
   } else if (c.dim == 8 * W) {
-    few<8>(c, p, scratch);
+    few<8>(c, p, next, scratch);
   } else {
-    few<0>(c, p, scratch);
+    few<0>(c, p, next, scratch);
   }
 }
 
@@ -633,6 +638,18 @@ public:
   }
 };
 
+struct Write { // new keys and values, to their slots
+  const float *k;
+  int64_t k_token, k_head; // strides
+  float *keys;
+  const float *v; // null: values are a part of the keys
+  int64_t v_token, v_head;
+  float *values;
+  const int64_t *slots;
+  int64_t tokens, heads, dim, v_dim;
+  int64_t threads;
+};
+
 extern "C" {
 
 // Rows by their first query, their queries, their keys, and where their slots begin; a window of 0 hides nothing. Runs by
@@ -693,7 +710,8 @@ void rtk_attention_layer(const Plan *plan, const Layer *c) {
 #pragma omp for schedule(dynamic, 1)
     for (int i = 0; i < units; i++) {
       const Unit &unit = plan->units[i];
-      for (int p = unit.begin; p < unit.end; p++) compute(*c, plan->pieces[p], unit.head, scratch);
+      for (const Piece *p = plan->pieces.data() + unit.begin, *end = plan->pieces.data() + unit.end; p < end; p++)
+        compute(*c, *p, p + 1 < end ? p + 1 : nullptr, unit.head, scratch);
     }
     if (joints) {
 #pragma omp for schedule(static)
@@ -702,16 +720,13 @@ void rtk_attention_layer(const Plan *plan, const Layer *c) {
   }
 }
 
-// The new keys and values, with their strides, to their slots. Values may be null: they are a part of the keys.
-void rtk_attention_write(const float *k, int64_t k_token, int64_t k_head, float *keys, const float *v, int64_t v_token,
-                         int64_t v_head, float *values, const int64_t *slots, int64_t tokens, int64_t heads,
-                         int64_t dim, int64_t v_dim, int64_t threads) {
-#pragma omp parallel for num_threads(int(threads)) if (tokens * heads * dim > 65536)
-  for (int64_t t = 0; t < tokens; t++)
-    for (int64_t h = 0; h < heads; h++) {
-      const int64_t to = slots[t] * heads + h;
-      std::memcpy(keys + to * dim, k + t * k_token + h * k_head, dim * sizeof(float));
-      if (v) std::memcpy(values + to * v_dim, v + t * v_token + h * v_head, v_dim * sizeof(float));
+void rtk_attention_write(const Write *w) {
+#pragma omp parallel for num_threads(int(w->threads)) if (w->tokens * w->heads * w->dim > 65536)
+  for (int64_t t = 0; t < w->tokens; t++)
+    for (int64_t h = 0; h < w->heads; h++) {
+      const int64_t to = w->slots[t] * w->heads + h;
+      std::memcpy(w->keys + to * w->dim, w->k + t * w->k_token + h * w->k_head, w->dim * sizeof(float));
+      if (w->v) std::memcpy(w->values + to * w->v_dim, w->v + t * w->v_token + h * w->v_head, w->v_dim * sizeof(float));
     }
 }
 }

@@ -19,7 +19,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "plan": (POINTER, [POINTER, INT, *[POINTER] * 5, INT, INT, *[POINTER] * 4]),
     "drop": (None, [POINTER]),
     "layer": (None, [POINTER, POINTER]),
-    "write": (None, [POINTER, INT, INT, POINTER, POINTER, INT, INT, POINTER, POINTER, *[INT] * 5]),
+    "write": (None, [POINTER]),
 }
 
 
@@ -47,6 +47,27 @@ class Layer(ctypes.Structure):
         ("threads", INT),
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
+    )
+
+
+class Write(ctypes.Structure):
+    """`Write` of the kernels."""
+
+    _fields_ = (
+        ("k", POINTER),
+        ("k_token", INT),
+        ("k_head", INT),
+        ("keys", POINTER),
+        ("v", POINTER),
+        ("v_token", INT),
+        ("v_head", INT),
+        ("values", POINTER),
+        ("slots", POINTER),
+        ("tokens", INT),
+        ("heads", INT),
+        ("dim", INT),
+        ("v_dim", INT),
+        ("threads", INT),
     )
 
 
@@ -160,20 +181,24 @@ class NativeAttention(PlainPool):
     def __init__(self, options: Options) -> None:
         """Builds the kernels, unless they are there. Raises `ImportError` on machines that cannot."""
         self._kernels = Kernels()
+        self._write = Write()
 
     def plan(self, batch: BatchView, workspace: Workspace) -> Step:
         return Step(self._kernels, batch, workspace)
 
     def write(self, kv: Mapping[str, torch.Tensor], k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-        tokens, heads, dim = k.shape
         k, slots = _rows(k), slots.contiguous()
-        keys = k.data_ptr(), k.stride(0), k.stride(1), kv["k"].data_ptr()
-        values: tuple[int | None, ...] = (None, 0, 0, None)
+        write = self._write
+        write.tokens, write.heads, write.dim = k.shape
+        write.k_token, write.k_head, _ = k.stride()
+        write.k, write.keys, write.slots = k.data_ptr(), kv["k"].data_ptr(), slots.data_ptr()
+        write.v = None
         if "v" in kv:
             v = _rows(v)
-            values = v.data_ptr(), v.stride(0), v.stride(1), kv["v"].data_ptr()
-        threads = torch.get_num_threads() if tokens > 1 else 1
-        self._kernels.write(*keys, *values, slots.data_ptr(), tokens, heads, dim, v.shape[2], threads)
+            write.v_token, write.v_head, _ = v.stride()
+            write.v, write.values, write.v_dim = v.data_ptr(), kv["v"].data_ptr(), v.shape[2]
+        write.threads = torch.get_num_threads()
+        self._kernels.write(ctypes.addressof(write))
 
     def forward(self, q: torch.Tensor, kv: Mapping[str, torch.Tensor], call: LayerCall, plan: Step) -> torch.Tensor:
         tokens, heads, dim = q.shape
