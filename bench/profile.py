@@ -5,8 +5,10 @@
 A step: 1, 8 and 32 requests decode in the real scheduler over the demo model in float32, stepped by hand; medians.
 `schedule` is all that the scheduler does itself (messages, planning, what becomes of results), `tables` what the
 executor does to hand a step to the model, `plan` and `attention` are the attention backend's, `sample` is the sampler,
-`linear` the products with the weights (torch's from steps of their own: looking at every operation costs time), and
-`rest` what is left of the model: norms, rotation, activations, and Python. `outside` is the share of the first two.
+`linear` the products with the weights, and `rest` what is left of the model: norms, rotation, activations, and Python.
+Those of rtk's own kernel are computed together with what is left, so that they are timed alone, on as many rows, behind
+the steps; `rest` is below 0 where a step has them cheaper. torch's are timed in steps of their own, since looking at
+every operation costs time. `outside` is the share of the first two.
 
 As served: `rtk serve` with as many streams through bench/peers/load.py. For each of its processes and for the client,
 the CPU time that a token takes; and what the scheduler's process says that its time went into.
@@ -31,6 +33,7 @@ sys.path.append(sys.path.pop(0))  # the standard library has a module of this na
 if __name__ == "profile":  # which is who was meant, by a bench of this folder that imports it
     del sys.modules["profile"]
     import profile
+import torch
 from soak_server import Server
 from stepping import Stepping
 from torch.overrides import TorchFunctionMode
@@ -118,6 +121,32 @@ class Products(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
 
 
+def packs() -> list[Panels]:
+    """Those that are made from now on: of a model's weights, each once."""
+    made: list[Panels] = []
+    make = Panels.__init__
+
+    def remember(self: Panels, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        made.append(self)
+
+    Panels.__init__ = remember  # type: ignore[method-assign]
+    return made
+
+
+@torch.inference_mode()
+def alone(products: list[Panels], rows: int, count: int) -> float:
+    """Median seconds of all products one after the other."""
+    given = {depth: torch.randn(rows, depth) for depth in {product.pack.depth for product in products}}
+    seconds = []
+    for _ in range(count):
+        begin = clock()
+        for product in products:
+            product(given[product.pack.depth])
+        seconds.append(clock() - begin)
+    return statistics.median(seconds)
+
+
 def instrument(engine: Stepping, watch: Stopwatch) -> None:
     """Have the parts of a step timed that have a name."""
     import rtk.model.inline_executor as inline
@@ -126,7 +155,6 @@ def instrument(engine: Stepping, watch: Stopwatch) -> None:
     watch.wrap(engine.backend.taken.attention, "plan", "plan")
     watch.wrap(engine.backend.taken.attention, "write", "attention")
     watch.wrap(engine.backend.taken.attention, "forward", "attention")
-    watch.wrap(Panels, "__call__", "linear")
     watch.wrap(inline, "sample", "sample")
     watch.wrap(inline.InlineStep, "result", "sample")
     watch.wrap(runner, "flat_logits", "rest")
@@ -145,16 +173,20 @@ def steps(scheduler: Scheduler, watch: Stopwatch, count: int) -> dict[str, float
     return {part: statistics.median(seconds) for part, seconds in found.items()}
 
 
-def profile(engine: Stepping, watch: Stopwatch, streams: int, context: int, count: int) -> dict[str, float]:
-    """Milliseconds of each part of a step."""
+def profile(
+    engine: Stepping, products: list[Panels], watch: Stopwatch, streams: int, context: int, count: int
+) -> dict[str, float]:
+    """Milliseconds of each part of a step. `products` are all of the model's, or there are none by panels."""
     scheduler = engine.scheduler()
     engine.decoding(scheduler, streams, context, 3 * count + SPARE)
     steps(scheduler, watch, 5)  # warms up
     plain = steps(scheduler, watch, count)
-    if not plain["linear"]:  # rtk's own kernel is not what computes them
+    if products:
+        plain["linear"] = alone(products, streams, count)
+    else:
         with Products(watch):
             plain["linear"] = steps(scheduler, watch, max(5, count // 4))["linear"]
-        plain["rest"] -= plain["linear"]
+    plain["rest"] -= plain["linear"]
     return {part: 1e3 * plain[part] for part in PARTS}
 
 
@@ -240,9 +272,10 @@ def main() -> None:
     ap.add_argument("--json", type=Path, metavar="FILE")
     args = ap.parse_args()
     print(f"{platform.machine()}, {args.threads} threads, context {args.context}, load {os.getloadavg()[0]:.1f}")
+    products = packs()
     watch, engine = Stopwatch(), Stepping(args.threads)
     instrument(engine, watch)
-    rows = {streams: profile(engine, watch, streams, args.context, args.steps) for streams in STREAMS}
+    rows = {streams: profile(engine, products, watch, streams, args.context, args.steps) for streams in STREAMS}
     show(rows)
     out: dict[str, Any] = {"step_ms": rows}
     if not args.no_server:

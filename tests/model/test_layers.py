@@ -5,9 +5,11 @@ import itertools
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import make_runner
 from torch import nn
 
 from rtk.model import layers, linear
@@ -17,6 +19,7 @@ from rtk.model.layers import ByCalls, InOneCall, Maker, Parts, Product, Products
 from rtk.model.linear import OneDnn
 from rtk.model.record import record
 from rtk.native import COMPILERS, Unavailable
+from rtk.schedule.batch import Row, Scored, StepPlan
 
 SHAPES = [
     Shape(width=32, q_heads=4, kv_heads=2, head_dim=8, inner=48),
@@ -191,3 +194,18 @@ def test_layers_that_are_not_alike_are_called_by_the_model_itself(zoo):
     assert "forward" not in vars(loaded.model.model)
     _, got = record(loaded)
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@needs_panels
+def test_behind_the_last_attention_only_the_tokens_that_are_asked_for_are_computed(zoo, monkeypatch):
+    loaded = zoo.load("llama")
+    runner = make_runner(loaded)
+    fuse_layers(loaded)
+    rows, compute = [], layers.Between.norm
+    monkeypatch.setattr(layers.Between, "norm", lambda self, x, *more: rows.append(len(x)) or compute(self, x, *more))
+    record(loaded, (5, 9))
+    tokens = np.arange(1, 8, dtype=np.int32)
+    scored = Scored(0, 2, np.array([4, 5, 6], np.int32), 1)
+    _, head = runner.compute(StepPlan(0, (Row(0, 0, 7, 1),), tokens, tokens, scored=(scored,)))
+    head(torch.tensor([2, 3, 4]))
+    assert rows == [2, 1, 3]

@@ -12,7 +12,7 @@ from torch import nn
 
 from rtk.model import bridge
 from rtk.model.kernels import Norm, Shape
-from rtk.model.layers import Maker, Parts, Product, Products
+from rtk.model.layers import Layer, Maker, Parts, Product, Products
 from rtk.model.linear import is_plain, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
@@ -99,11 +99,15 @@ def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wante
     if body is None or not _is_one_of(body, BODIES) or "forward" in vars(body):
         return
     layers = [fused[layer] for layer in body.layers if layer in fused]
-    if not len(layers) == len(body.layers) == body.config.num_hidden_layers or len({own.common for own in layers}) > 1:
+    if (
+        not len(layers) == len(body.layers) == body.config.num_hidden_layers
+        or len({own.around.common for own in layers}) > 1
+    ):
         return
-    body.forward = _FusedBody(body, layers)
+    own = _FusedBody(body, layers)
+    body.forward = own
     if _is_one_of(model, MODELS) and "forward" not in vars(model):
-        model.forward = _FusedModel(body, model.lm_head)
+        body.forward, model.forward = own.hidden, _FusedModel(body, model.lm_head)
     _, got = record(loaded)
     if not (wanted - got).norm() <= CLOSE * wanted.norm():
         del body.forward
@@ -164,22 +168,21 @@ class _FusedLayer:
         heads = recorded.q_heads, recorded.kv_heads
         shape = Shape(self.width, *heads, recorded.head_dim, mlp.gate_proj.out_features)
         self._module, self._call = attention, recorded.call
-        self._around = maker.make(_parts(layer, recorded), shape)
-        self.common = self._around.common
+        self.around = maker.make(_parts(layer, recorded), shape)
 
     def __call__(
         self, hidden_states: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
     ) -> torch.Tensor:
         """[1, T, width] to the same."""
-        self.common.prepare(*position_embeddings)
+        self.around.common.prepare(*position_embeddings)
         x = hidden_states[0].clone(memory_format=torch.contiguous_format)
-        self._around.settle(x, self.advance(x, None, bridge.current()))
+        self.around.settle(x, self.around.after(x, self.attend(x, None, bridge.current())))
         return x[None]
 
-    def advance(self, x: torch.Tensor, owed: Any, attention: bridge.Attention) -> Any:
-        """What this layer owes, from what the one in front of it owes (see `rtk.model.layers.Layer`)."""
-        q, k, v = self._around.before(x, owed)
-        return self._around.after(x, attention.attend(self._module, q, k, v, self._call, {}))
+    def attend(self, x: torch.Tensor, owed: Any, attention: bridge.Attention) -> torch.Tensor:
+        """Attention's answer in this layer, from what the one in front of it owes x (see `rtk.model.layers.Layer`)."""
+        q, k, v = self.around.before(x, owed)
+        return attention.attend(self._module, q, k, v, self._call, {})
 
     def take_over(self, layer: Any) -> None:
         """Become the layer's forward. Refers to no module that holds the layer, so that a model is freed at once."""
@@ -191,25 +194,47 @@ class _FusedLayer:
         layer.forward = self
 
 
+class _Hidden(NamedTuple):
+    """A step's last hidden state, of which only what is read is computed from the last attention on."""
+
+    x: torch.Tensor
+    """[T, width] what went into the last layer."""
+    answer: torch.Tensor
+    """[T, q_heads, head_dim] attention's in it."""
+    last: Layer
+    norm: Norm
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, width] of batch indices [n]; overwritten by whatever is computed next."""
+        x = self.x[rows]
+        self.last.common.resize(len(x))
+        return self.last.common.norm(x, self.last.after(x, self.answer[rows]), self.norm)
+
+
 class _FusedBody:
-    """Takes what `bridge.flat_logits` gives a model's body, and gives what that gives."""
+    """Takes what `bridge.flat_logits` gives a model's body, and gives what that gives, or the same to be read."""
 
     def __init__(self, body: Any, layers: list[_FusedLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        self._answer = BaseModelOutputWithPast
-        self._embed, self._factors, self._layers = body.embed_tokens, body.rotary_emb, layers
-        self._common = layers[0].common
+        self._made = BaseModelOutputWithPast
+        self._embed, self._factors = body.embed_tokens, body.rotary_emb
+        *self._layers, self._last = layers
         self._norm = Norm(body.norm, body.norm.weight)
 
-    def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> Any:
-        """[1, T] each; the step's last hidden state [1, T, width] in what models of transformers answer."""
+    def __call__(self, **given: Any) -> Any:
+        """The step's last hidden state [1, T, width] in what models of transformers answer."""
+        hidden = self.hidden(**given)
+        return self._made(last_hidden_state=hidden.of(torch.arange(len(hidden.x))).clone()[None])
+
+    def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> _Hidden:
+        """[1, T] each."""
         x = self._embed(input_ids)
-        self._common.prepare(*self._factors(x, position_ids))
+        self._last.around.common.prepare(*self._factors(x, position_ids))
         x, owed, attention = x[0], None, bridge.current()
         for layer in self._layers:
-            owed = layer.advance(x, owed, attention)
-        return self._answer(last_hidden_state=self._common.norm(x, owed, self._norm).clone()[None])
+            owed = layer.around.after(x, layer.attend(x, owed, attention))
+        return _Hidden(x, self._last.attend(x, owed, attention), self._last.around, self._norm)
 
 
 class _Logits(NamedTuple):
@@ -217,7 +242,10 @@ class _Logits(NamedTuple):
 
 
 class _FusedModel:
-    """Takes what `bridge.flat_logits` gives a model, and gives what that reads. Refers to the model's parts alone."""
+    """Takes what `bridge.flat_logits` gives a model, and gives what that reads. Refers to the model's parts alone.
+
+    Its body is one whose forward is `_FusedBody.hidden`.
+    """
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         self._body, self._head = body, head
@@ -226,5 +254,5 @@ class _FusedModel:
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: Any
     ) -> _Logits:
         """[1, T] each, and batch indices [n]."""
-        hidden: torch.Tensor = self._body(input_ids=input_ids, position_ids=position_ids).last_hidden_state
-        return _Logits(self._head(hidden[0, logits_to_keep])[None])
+        hidden: _Hidden = self._body(input_ids=input_ids, position_ids=position_ids)
+        return _Logits(self._head(hidden.of(logits_to_keep))[None])

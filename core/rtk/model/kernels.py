@@ -49,6 +49,9 @@ class Kernels(Protocol):
     def prepare(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Take the model's rotation factors [1, T, head_dim] of this step; nothing to do from the second layer on."""
 
+    def resize(self, rows: int) -> None:
+        """From now on it is so many rows, and not T, that are computed; what depends on positions is over."""
+
     def norm(self, x: torch.Tensor, y: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         """x += y, in place, and the norm of that: [T, width] each, contiguous."""
 
@@ -74,6 +77,9 @@ class TorchKernels:
             low, high = sin[0].chunk(2, dim=-1)
             self._cos, self._sin = cos[0][:, None], torch.cat([-low, high], dim=-1)[:, None]
 
+    def resize(self, rows: int) -> None:
+        pass
+
     def norm(self, x: torch.Tensor, y: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         return _normed(x if y is None else x.add_(y), norm)
 
@@ -97,27 +103,34 @@ def _normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 class NativeKernels:
-    """In C++, into buffers for as many rows as the last step had."""
+    """In C++, into buffers for as many rows as the largest step had."""
 
     def __init__(self, shape: Shape, functions: ctypes.CDLL) -> None:
         self._shape = shape
         self._add_norm, self._turn, self._silu_mul = functions.add_norm, functions.turn, functions.silu_mul
         self._source: torch.Tensor | None = None
-        self._rows = -1
+        self._rows = self._most = -1
 
     def prepare(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         if self._source is sin:
             return
         self._source, self._cos, self._sin = sin, cos[0].contiguous(), sin[0].contiguous()
         self._factors = self._cos.data_ptr(), self._sin.data_ptr()
-        if (rows := len(self._cos)) != self._rows:
-            self._rows = rows
-            width, q_heads, kv_heads, head_dim, inner = self._shape
-            self._normed, self._gated = torch.empty(rows, width), torch.empty(rows, inner)
-            q, k, v = (torch.empty(rows, heads, head_dim) for heads in (q_heads, kv_heads, kv_heads))
-            self._qkv = q, k, v
-            self._to_normed, self._to_gated = self._normed.data_ptr(), self._gated.data_ptr()
-            self._to_qkv = *(t.data_ptr() for t in self._qkv), rows, q_heads, kv_heads, head_dim
+        self.resize(len(self._cos))
+
+    def resize(self, rows: int) -> None:
+        if rows == self._rows:
+            return
+        width, q_heads, kv_heads, head_dim, inner = self._shape
+        if rows > self._most:
+            self._most = rows
+            sizes = (width,), (inner,), (q_heads, head_dim), (kv_heads, head_dim), (kv_heads, head_dim)
+            self._buffers = [torch.empty(rows, *size) for size in sizes]
+        self._rows = rows
+        self._normed, self._gated, q, k, v = (buffer[:rows] for buffer in self._buffers)
+        self._qkv = q, k, v
+        self._to_normed, self._to_gated = self._normed.data_ptr(), self._gated.data_ptr()
+        self._to_qkv = *(t.data_ptr() for t in self._qkv), rows, q_heads, kv_heads, head_dim
 
     def norm(self, x: torch.Tensor, y: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         weight = None if norm.weight is None else norm.weight.data_ptr()

@@ -62,6 +62,9 @@ class Common(Protocol):
     def prepare(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Take the model's rotation factors [1, T, head_dim] of this step; nothing to do from the second layer on."""
 
+    def resize(self, rows: int) -> None:
+        """From now on x has so many rows, and not T: some that are left of it behind the last attention."""
+
     def norm(self, x: torch.Tensor, owed: Any, norm: Norm) -> torch.Tensor:
         """Add to x, in place, what the last layer owes, and the norm of that [T, width]."""
 
@@ -147,7 +150,7 @@ Owed = tuple[int, torch.Tensor]
 
 
 class Between:
-    """From one attention to the next in one call, into buffers for as many rows as the last step had."""
+    """From one attention to the next in one call, into buffers for as many rows as the largest step had."""
 
     def __init__(self, shape: Shape, cache: Path) -> None:
         """Raises `rtk.native.Unavailable`."""
@@ -155,28 +158,38 @@ class Between:
         self._call = found.between
         self._call.argtypes, self._call.restype = [_POINTER] * 6, None
         found.scratch.argtypes, found.scratch.restype = [_LONG, _LONG], _LONG
-        width, q_heads, kv_heads, head_dim, inner = self._shape = shape
-        self._scratch_size = found.scratch(width, max((q_heads + 2 * kv_heads) * head_dim, inner))
+        self._shape = shape
+        heads = shape.q_heads + 2 * shape.kv_heads
+        self._scratch_size = found.scratch(shape.width, max(heads * shape.head_dim, shape.inner))
         self._source: torch.Tensor | None = None
         self._step = _Step(rows=-1)
+        self._most = -1
         self._address = ctypes.addressof(self._step)
 
     def prepare(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         if self._source is sin:
             return
         self._source, self._cos, self._sin = sin, cos[0].contiguous(), sin[0].contiguous()
-        step, rows, threads = self._step, len(self._cos), torch.get_num_threads()
+        step, threads = self._step, torch.get_num_threads()
         step.cos, step.sin = self._cos.data_ptr(), self._sin.data_ptr()
-        if rows != step.rows:
-            width, q_heads, kv_heads, head_dim, _ = self._shape
-            q, k, v = (torch.empty(rows, n, head_dim) for n in (q_heads, kv_heads, kv_heads))
-            self._heads = q, k, v
-            self._normed = torch.empty(rows, width)
-            step.q, step.k, step.v, step.normed = (t.data_ptr() for t in (q, k, v, self._normed))
         if threads != step.threads:
             self._scratch = torch.empty(threads, self._scratch_size)
-            step.scratch = self._scratch.data_ptr()
-        step.rows, step.threads = rows, threads
+            step.scratch, step.threads = self._scratch.data_ptr(), threads
+        self.resize(len(self._cos))
+
+    def resize(self, rows: int) -> None:
+        step = self._step
+        if rows == step.rows:
+            return
+        if rows > self._most:
+            self._most = rows
+            width, q_heads, kv_heads, head_dim, _ = self._shape
+            sizes = (q_heads, head_dim), (kv_heads, head_dim), (kv_heads, head_dim), (width,)
+            self._buffers = [torch.empty(rows, *size) for size in sizes]
+            step.q, step.k, step.v, step.normed = (buffer.data_ptr() for buffer in self._buffers)
+        step.rows = rows
+        q, k, v, self._normed = (buffer[:rows] for buffer in self._buffers)
+        self._heads = q, k, v
 
     def norm(self, x: torch.Tensor, owed: Owed, norm: Norm) -> torch.Tensor:
         last = _Norm.of(norm)
