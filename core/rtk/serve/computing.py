@@ -94,7 +94,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
     runner = ModelRunner(loaded, settled.attention, pool, rows=rows, context_length=context)
-    if graphs(config, loaded.device.type, settled.attention.capabilities):
+    if graphs(config, loaded.device.type, settled.declared):
         runner.capture(limits.max_running, cuda_recorder(loaded.device))
     overlap = overlaps(config, loaded.device.type)
     executor = InlineExecutor(runner, known)
