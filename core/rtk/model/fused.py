@@ -8,7 +8,6 @@ packed, see `rtk.model.linear`.
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,6 @@ from rtk.model.kernels import Kernels, NativeKernels, Norm, Shape, TorchKernels,
 from rtk.model.linear import Linear, Packer, is_plain, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
-from rtk.model.store import default_cache_dir
 from rtk.model.threads import one_thread
 
 LAYERS = frozenset(
@@ -43,10 +41,8 @@ CLOSE = 1e-4
 
 
 @one_thread()
-def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
+def fuse_layers(loaded: LoadedModel) -> int:
     """Replace what can be replaced of a model that was probed; returns how many layers.
-
-    Kernels are built into `cache_dir`; None: the user's for rtk.
 
     A layer is replaced only where the replacement adds the same to random input, so a layer that was changed, or a
     release of transformers that computes otherwise, goes without. Costs two forwards of a few tokens and, one layer at
@@ -63,7 +59,7 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
     recorder, wanted = record(loaded)
     for hook in hooks:
         hook.remove()
-    make, packer = _maker(cache_dir or default_cache_dir()), Packer(cache_dir)
+    make, packer = _maker(), Packer()
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:
@@ -76,9 +72,9 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
     return len(fused)
 
 
-def _maker(cache_dir: Path) -> Callable[[Shape], Kernels]:
+def _maker() -> Callable[[Shape], Kernels]:
     """Makes the kernels of a shape; the same for all layers that have it."""
-    native = functions(cache_dir / "native")
+    native = functions()
 
     @functools.cache
     def make(shape: Shape) -> Kernels:

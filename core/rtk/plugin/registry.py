@@ -140,9 +140,12 @@ def declared_by(attention: AttentionBackend) -> Capabilities | None:
     declared = getattr(attention, "capabilities", None)
     if not isinstance(declared, Capabilities):
         return None
-    values = [getattr(declared, field.name) for field in fields(Capabilities)]
-    plain = Capabilities(*(frozenset(value) if isinstance(value, Set) else value for value in values))
+    plain = Capabilities(*(_plain(getattr(declared, field.name)) for field in fields(Capabilities)))
     return plain if _is_sound(plain) else None
+
+
+def _plain(value: Any) -> Any:
+    return frozenset(value) if isinstance(value, Set) else value
 
 
 def _is_sound(declared: Capabilities) -> bool:

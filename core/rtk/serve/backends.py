@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rtk.config.models import AttentionConfig, Config, ScheduleConfig
 from rtk.config.sections import options_field
 from rtk.errors import ConfigError, PluginError, RtkError, one_line
+from rtk.native import built_in
 from rtk.plugin.registry import INSTEAD, OURS, Registered, Registry, declared_by
 
 if TYPE_CHECKING:
@@ -229,7 +230,8 @@ def _built(config: Config, entry: Registered) -> Backend:
             raise PluginError(f"{entry.label} cannot be used: its capabilities are others each time; {INSTEAD}")
         return Backend(entry, attention, declared)
 
-    return entry.ask_in_time(build, "be built")
+    with built_in(config.model.cache_dir / "native"):
+        return entry.ask_in_time(build, "be built")
 
 
 def _tried(config: Config, entry: Registered) -> Backend:

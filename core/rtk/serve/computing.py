@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rtk.config.models import Config
 from rtk.errors import ConfigError, one_line
+from rtk.native import built_in
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import Limits
 from rtk.schedule.executor import Executor
@@ -87,8 +88,9 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     settled = choice.settled(lambda kinds: probe(loaded, kinds))
     log.info(settled.told)
     layout = settled.layout
-    fuse_layers(loaded, config.model.cache_dir)
-    pack_linears(loaded, config.model.cache_dir)
+    with built_in(config.model.cache_dir / "native"):
+        fuse_layers(loaded)
+        pack_linears(loaded)
     limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)

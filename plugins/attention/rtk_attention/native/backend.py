@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from rtk import native
-from rtk.model.store import default_cache_dir
 from rtk.plugin import BatchView, Capabilities, LayerCall, Options, SharedRun, Workspace
 from rtk_attention.pool import PlainPool
 from rtk_attention.torch import backend as torch_backend
@@ -58,7 +57,7 @@ class Kernels:
     """The functions of `attention.cpp`. Raises `ImportError` where they cannot be built."""
 
     def __init__(self) -> None:
-        library = native.library(SOURCE, default_cache_dir() / "native")
+        library = native.library(SOURCE)
         for name, (result, arguments) in SIGNATURES.items():
             function = library[f"rtk_attention_{name}"]
             function.restype, function.argtypes = result, arguments
