@@ -9,9 +9,9 @@ from typing import ClassVar
 import pytest
 
 from rtk.config.load import load_config
-from rtk.errors import ConfigError, PluginError
+from rtk.errors import ConfigError, ModelError, PluginError
 from rtk.model.probe import Probe
-from rtk.plugin import KVShape, Plugin
+from rtk.plugin import KVShape, Options, Plugin
 from rtk.plugin.attention import BufferSpec, KVLayout
 from rtk.plugin.host import installed
 from rtk.plugin.registry import INSTEAD, Origin, Registered, Registry
@@ -430,6 +430,61 @@ def test_weights_are_read_once_whoever_turns_out_to_serve(
     told = "attention flash, pages of 64 tokens (it takes 64), by auto; not plain: the model's sliding_window"
     assert told in [record.message for record in caplog.records]
     found.executor.close()
+
+
+class Compiles(TorchAttention):
+    """Compiles what a batch is made of when it first sees that."""
+
+    def __init__(self, options) -> None:
+        super().__init__(options)
+        self.compiled: list[str] = []
+        self.raises: BaseException | None = None
+
+    def plan(self, batch, workspace):
+        kinds = ["decode" if length == 1 else "prompt" for length in batch.q_lens] + ["shared"] * bool(batch.shared)
+        self.compiled += [kind for kind in dict.fromkeys(kinds) if kind not in self.compiled]
+        return super().plan(batch, workspace)
+
+    def forward(self, q, kv, call, plan):
+        if self.raises is not None:
+            raise self.raises
+        return super().forward(q, kv, call, plan)
+
+
+ALL = ["prompt", "decode", "shared"]
+
+
+@pytest.fixture
+def compiles(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> Compiles:
+    toys.add("compiles", preference=9)
+    built = Compiles(Options())
+    monkeypatch.setattr(sys.modules["toys"], "compiles", lambda options: built)
+    return built
+
+
+@pytest.mark.parametrize(("pages", "kinds"), [(1, ALL), (16, ALL), (4096, ALL[:2])])
+def test_what_is_compiled_when_it_is_first_needed_is_compiled_before_a_request_comes(
+    toys: Toys, compiles: Compiles, zoo, pages: int, kinds: list[str]
+) -> None:
+    choice = toys.choose(
+        cache__pool_tokens=200 + 2 * pages, cache__page_size=pages, attention__backend="compiles",
+        schedule__chunked_prefill_size=-1,
+    )  # fmt: skip
+    found = load(choice.config, choice, zoo.folder("llama"), 99)
+    assert compiles.compiled == kinds
+    assert found.executor.stats() == {"forwards": 0, "attention_query_rows": 0, "replayed": 0}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_a_model_that_no_step_can_be_computed_of_is_refused_in_one_line(
+    toys: Toys, compiles: Compiles, zoo, kind: type[BaseException]
+) -> None:
+    choice = toys.choose(cache__pool_tokens=200, attention__backend="compiles")
+    compiles.raises = kind("no\nkernel image")
+    with pytest.raises(ModelError) as caught:
+        load(choice.config, choice, zoo.folder("llama"), 99)
+    problem = f"no step of llama can be computed with attention compiles: {kind.__name__}: no kernel image"
+    assert str(caught.value) == f"{problem}; choose another attention.backend, or another model"
 
 
 def test_what_the_files_tell_is_refused_before_weights_are_read(
