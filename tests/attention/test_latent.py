@@ -24,7 +24,8 @@ from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
 from rtk.plugin import KVShape, SharedRun, Workspace
 from rtk.plugin.host import installed
-from rtk.plugin.testing.attention import MLA, Case, Scene
+from rtk.plugin.testing.attention_cases import MLA, Case
+from rtk.plugin.testing.attention_scene import Scene
 from rtk.schedule.batch import Row, StepPlan
 from rtk_attention import latent
 from rtk_attention.flashinfer.backend import FlashInferAttention

@@ -13,7 +13,8 @@ from rtk.errors import PluginError
 from rtk.model.probe import Probe
 from rtk.plugin import KVShape, Options
 from rtk.plugin.host import installed
-from rtk.plugin.testing.attention import Case, Scene
+from rtk.plugin.testing.attention_cases import Case
+from rtk.plugin.testing.attention_scene import Scene
 from rtk.serve.computing import choose_backend
 from rtk_attention.native.backend import SOURCE, NativeAttention
 
