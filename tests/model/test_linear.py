@@ -11,16 +11,14 @@ from rtk.model import linear
 from rtk.model.linear import Mkl, OneDnn, Packer, pack_linears
 from rtk.model.panels import Arena, Panels
 from rtk.model.record import record
-from rtk.model.store import default_cache_dir
 from rtk.native import COMPILERS
 
 SHAPES = [(1, 1), (1, 7), (3, 1), (17, 5), (33, 64), (96, 40), (100, 200), (50, 3100)]
 """[out, in]."""
-CACHE = default_cache_dir() / "native"
 
 
 def panels(weight, bias):
-    return Panels(weight, bias, CACHE, Arena())
+    return Panels(weight, bias, Arena())
 
 
 needs_panels = pytest.mark.skipif(
@@ -51,7 +49,7 @@ def given(*shape: int) -> torch.Tensor:
 @pytest.fixture
 def only(monkeypatch):
     """Lets the given kernels be tried."""
-    return lambda *tried: monkeypatch.setattr(linear, "kernels", lambda cache: tried)
+    return lambda *tried: monkeypatch.setattr(linear, "kernels", lambda: tried)
 
 
 @pytest.mark.parametrize("kernel", HERE)
@@ -96,7 +94,7 @@ def test_the_processor_decides(monkeypatch):
     ):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         monkeypatch.setattr(linear, "_vendor", lambda vendor=vendor: vendor)
-        assert tuple(getattr(kernel, "func", kernel) for kernel in linear.kernels(CACHE)) == wanted
+        assert tuple(getattr(kernel, "func", kernel) for kernel in linear.kernels()) == wanted
 
 
 def doubled(weight, bias):

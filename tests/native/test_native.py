@@ -2,9 +2,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path
 
 from rtk import native
+from rtk.model.threads import in_parallel
 from rtk.native import COMPILERS, Unavailable
+from rtk.plugin.foreign import in_time
 
 SOURCE = """
 #include <omp.h>
@@ -30,7 +33,7 @@ def cache(tmp_path):
     return tmp_path / "cache" / "native"
 
 
-library = native.library.__wrapped__
+library = native._library.__wrapped__
 """What is there already shows in the folder alone."""
 
 needs_compiler = pytest.mark.skipif(not any(map(native.shutil.which, COMPILERS)), reason="no compiler")
@@ -57,6 +60,18 @@ def refusal(source, cache):
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def test_where_kernels_are_built(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "_library", lambda source, cache: cache)
+    everywhere = user_cache_path("rtk") / "native"
+    assert native.library(source) == everywhere
+    with native.built_in(tmp_path):
+        assert native.library(source) == tmp_path
+        with native.built_in(tmp_path / "inner"):
+            assert in_parallel(lambda: native.library(source)) == tmp_path / "inner"
+        assert in_time(lambda: native.library(source), 30, name="ask", module="m") == tmp_path
+    assert native.library(source) == everywhere
 
 
 @needs_compiler
@@ -158,7 +173,7 @@ def test_without_an_openmp_runtime_in_torch_there_are_no_kernels(source, cache, 
 def test_what_cannot_be_loaded_is_told_in_one_line(source, cache, compiler, monkeypatch):
     """A library that is there, in a folder from which nothing is run."""
     compiler("exit 0")
-    built = cache / f"sums-{native._digest(source.read_bytes(), *map(str, (*native.COMPILERS, native._openmp())))}.so"
+    built = cache / f"sums-{native._digest(native.COMPILERS[0], source, native._openmp())}.so"
     cache.mkdir(parents=True)
     built.write_text("text")
     assert "sums kernels cannot be built or loaded: OSError" in refusal(source, cache)

@@ -252,9 +252,9 @@ def test_a_target_that_is_never_built_is_refused_and_left_behind(
     with pytest.raises(PluginError) as caught:
         found_in(tmp_path).get("eviction", "fast-lru").build_in_time(Options())
     culprit = "eviction plugin 'fast-lru' of rtk-sample 1.2 (entry point 'sample')"
-    assert str(caught.value) == f"{culprit} cannot be used: it was not built within 0.05 s; {INSTEAD}"
+    assert str(caught.value) == f"{culprit} cannot be built: it has not ended within 0.05 s; {INSTEAD}"
     monkeypatch.setattr(sys, "enough", True, raising=False)
-    ended("rtk-build-fast-lru")
+    ended("rtk-ask-fast-lru")
 
 
 def ended(name: str) -> None:
@@ -332,6 +332,14 @@ class IsHigh(Capable):
     capabilities = Capabilities(frozenset({"cpu"}), frozenset(), preference="high")  # type: ignore[arg-type]
 
 
+class DrawsMaybe(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), graphs="maybe")  # type: ignore[arg-type]
+
+
+class Colours(Capable):
+    capabilities = Capabilities(frozenset({"\x1b[31m"}), frozenset())
+
+
 CAPABLE = "capabilities of sets of words, page sizes from 1 up, and whole numbers"
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
@@ -352,6 +360,8 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
                 "TakesNoPages",
                 "TakesEmptyPages",
                 "IsHigh",
+                "DrawsMaybe",
+                "Colours",
             )
         ),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),

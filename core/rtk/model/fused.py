@@ -4,7 +4,6 @@ A step of few tokens is bound by reading the weights once; what many small opera
 layers of known classes are computed by `rtk.model.layers`; what they multiply by constants is multiplied into weights.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -38,10 +37,8 @@ CLOSE = 1e-4
 
 
 @one_thread()
-def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
+def fuse_layers(loaded: LoadedModel) -> int:
     """Replace what can be replaced of a model that was probed; returns how many layers.
-
-    Kernels are built into `cache_dir`; None: the user's for rtk.
 
     A layer is replaced only where the replacement adds the same to random input, so a layer that was changed, or a
     release of transformers that computes otherwise, goes without. Costs two forwards of a few tokens and, one layer at
@@ -58,7 +55,7 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
     recorder, wanted = record(loaded)
     for hook in hooks:
         hook.remove()
-    maker = Maker(cache_dir)
+    maker = Maker()
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:

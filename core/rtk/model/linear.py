@@ -19,7 +19,6 @@ from torch import nn
 from rtk.model.loader import LoadedModel
 from rtk.model.panels import Arena, Panels
 from rtk.model.record import record
-from rtk.model.store import default_cache_dir
 from rtk.model.threads import in_parallel, one_thread
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -71,14 +70,11 @@ Kernel = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """From weight and bias."""
 
 
-def kernels(cache: Path) -> tuple[Kernel, ...]:
-    """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike.
-
-    What is compiled goes to `cache`.
-    """
+def kernels() -> tuple[Kernel, ...]:
+    """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512":
-        panels = functools.partial(Panels, cache=cache, arena=Arena())
+        panels = functools.partial(Panels, arena=Arena())
         return (panels, Mkl, OneDnn) if _vendor() == "GenuineIntel" else (panels, OneDnn)
     return (OneDnn,) if capability == "AVX2" else ()
 
@@ -95,9 +91,8 @@ def _vendor() -> str:
 class Packer:
     """Makes linear layers of weights [out, in], float32 on a CPU, and compares each with `F.linear`."""
 
-    def __init__(self, cache_dir: Path | None = None) -> None:
-        """Kernels are built into `cache_dir`; None: the user's for rtk."""
-        self.kernels = kernels((cache_dir or default_cache_dir()) / "native")
+    def __init__(self) -> None:
+        self.kernels = kernels()
         self._seen: set[torch.Size] = set()
 
     @torch.no_grad()
@@ -148,13 +143,13 @@ def let_go(module: nn.Linear) -> None:
 
 
 @one_thread()
-def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None) -> int:
-    """Pack the linear modules of a model that was probed; returns how many. Kernels are built into `cache_dir`.
+def pack_linears(loaded: LoadedModel) -> int:
+    """Pack the linear modules of a model that was probed; returns how many.
 
     Experts are left alone: of those, a step reads some only. Nothing is packed where anything but the modules
     themselves reads their weights. Costs two forwards of a few tokens and, one at a time, a copy of the weights.
     """
-    packer = Packer(cache_dir)
+    packer = Packer()
     if loaded.device.type != "cpu" or loaded.facts.dtype != "float32" or not packer.kernels:
         return 0
     named = loaded.model.named_modules()

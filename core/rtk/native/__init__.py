@@ -15,7 +15,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from rtk.errors import one_line
 
@@ -30,12 +35,30 @@ class Unavailable(ImportError):  # noqa: N818 - an answer: the caller goes on wi
     """The kernels cannot be had on this machine; says why, and what would help."""
 
 
-@functools.cache
-def library(source: Path, cache: Path) -> ctypes.CDLL:
-    """The functions of a source file, compiled into the folder `cache` unless they are there. Raises `Unavailable`.
+_folder: ContextVar[Path | None] = ContextVar("rtk_native_folder", default=None)
 
-    It may include headers that lie beside it.
+
+@contextmanager
+def built_in(folder: Path) -> Iterator[None]:
+    """Inside, whoever asks for kernels has them built in this folder."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def library(source: Path) -> ctypes.CDLL:
+    """The functions of a source file. Raises `Unavailable`.
+
+    They are compiled, unless they are there, into the folder of `built_in`; where nobody names one, into the user's
+    cache for rtk. A source may include headers that lie beside it.
     """
+    return _library(source, _folder.get() or user_cache_path("rtk") / "native")
+
+
+@functools.cache
+def _library(source: Path, cache: Path) -> ctypes.CDLL:
     if platform.system() != "Linux":
         raise Unavailable(f"{source.stem} kernels are built on Linux only")
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -67,7 +90,8 @@ def _digest(compiler: str, source: Path, openmp: Path) -> str:
     digest = hashlib.sha256()
     sources = [file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h")))]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S).stdout
-    for part in (*sources, compiler, str(openmp), version, _processor(), *FLAGS):
+    parts: tuple[bytes | str, ...] = (*sources, compiler, str(openmp), version, _processor(), *FLAGS)
+    for part in parts:
         digest.update(part if isinstance(part, bytes) else part.encode())
         digest.update(b"\0")
     return digest.hexdigest()[:16]

@@ -3,11 +3,11 @@
 import difflib
 import functools
 import importlib
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from rtk.errors import PluginError, one_line
+from rtk.errors import PluginError, RtkError, one_line
 from rtk.plugin.attention import AttentionBackend, Capabilities
 from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import TooLateError, contained, in_time
@@ -17,6 +17,7 @@ from rtk.plugin.observer import Observer
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.storage import Storage
 
+Answer = TypeVar("Answer")
 CONTRACTS: dict[Kind, type] = {
     "eviction": EvictionPolicy,
     "schedule": SchedulePolicy,
@@ -84,12 +85,30 @@ class Registered:
 
     def build_in_time(self, options: Options) -> Any:
         """As `build`, in a thread of its own, which is left behind with a `PluginError` where it does not end."""
-        build = functools.partial(self.build, options)
+        return self.ask_in_time(functools.partial(self.build, options), "be built")
+
+    def ask_in_time(self, ask: Callable[[], Answer], what: str) -> Answer:
+        """What code of the plugin's answers, in a thread of its own, which is left behind where it does not end.
+
+        Raises `RtkError` as it does, and `PluginError` that it cannot do `what` where it raises anything else, or is
+        too late.
+        """
+
+        def answer() -> Answer:
+            try:
+                return ask()
+            except RtkError:
+                raise
+            except BaseException as error:
+                if not contained(error):
+                    raise
+                raise PluginError(f"{self.label} cannot {what}: {one_line(error)}; {INSTEAD}") from error
+
         try:
-            return in_time(build, BUILD_S, name=f"rtk-build-{self.plugin.name}", module=self.module)
+            return in_time(answer, BUILD_S, name=f"rtk-ask-{self.plugin.name}", module=self.module)
         except TooLateError:
-            late = f"it was not built within {BUILD_S:g} s; {INSTEAD}"
-            raise PluginError(f"{self.label} cannot be used: {late}") from None
+            late = f"it has not ended within {BUILD_S:g} s"
+            raise PluginError(f"{self.label} cannot {what}: {late}; {INSTEAD}") from None
 
     def _problem(self, built: object) -> str:
         """Why the host cannot work with what the target made; empty if it can."""
@@ -104,7 +123,7 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
-        if isinstance(built, AttentionBackend) and not _is_sound(getattr(built, "capabilities", None)):
+        if isinstance(built, AttentionBackend) and declared_by(built) is None:
             return f"{self.plugin.target} has no capabilities of sets of words, page sizes from 1 up, and whole numbers"
         if isinstance(built, GrammarBackend) and not (
             isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
@@ -113,9 +132,23 @@ class Registered:
         return ""
 
 
-def _is_sound(declared: object) -> bool:
+def declared_by(attention: AttentionBackend) -> Capabilities | None:
+    """What a backend declares, read once, without code of its own in it; None: nothing that the host could work with.
+
+    Raises what reading it raises.
+    """
+    declared = getattr(attention, "capabilities", None)
     if not isinstance(declared, Capabilities):
-        return False
+        return None
+    plain = Capabilities(*(_plain(getattr(declared, field.name)) for field in fields(Capabilities)))
+    return plain if _is_sound(plain) else None
+
+
+def _plain(value: Any) -> Any:
+    return frozenset(value) if isinstance(value, Set) else value
+
+
+def _is_sound(declared: Capabilities) -> bool:
     pages = {1} if declared.page_sizes is None else declared.page_sizes
     majors = frozenset[int]() if declared.compute_capabilities is None else declared.compute_capabilities
     sets = declared.devices, declared.dtypes, declared.features, declared.kinds, pages, majors
@@ -123,10 +156,10 @@ def _is_sound(declared: object) -> bool:
         return False
     words = (*declared.devices, *declared.dtypes, *declared.features, *declared.kinds)
     numbers = (*pages, *majors, declared.preference)
-    known = all(isinstance(one, str) for one in words) and all(
+    known = all(isinstance(one, str) and one.isprintable() for one in words) and all(
         isinstance(one, int) and not isinstance(one, bool) for one in numbers
     )
-    return known and min(pages) >= 1
+    return known and min(pages) >= 1 and isinstance(declared.graphs, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,13 +197,14 @@ def build_policies(config: Config) -> Policies:
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
     evicts = eviction.build_in_time(config.eviction.options())
+    facts = eviction.ask_in_time(lambda: frozenset(evicts.facts), "be used")
     return Policies(
         eviction=evicts,
         eviction_name=eviction.plugin.name,
         schedule=schedule.build_in_time(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         schedule_requires=schedule.plugin.requires,
-        read_priority="priority" in evicts.facts | schedule.plugin.requires | {config.schedule.retraction},
+        read_priority="priority" in facts | schedule.plugin.requires | {config.schedule.retraction},
         read_routing_key="routing_key" in schedule.plugin.requires,
     )
 
