@@ -104,8 +104,8 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
-        if isinstance(built, AttentionBackend) and not _is_sound(getattr(built, "capabilities", None)):
-            return f"{self.plugin.target} has no capabilities of sets of words, page sizes from 1 up, and whole numbers"
+        if isinstance(built, AttentionBackend):
+            return _unknowable(getattr(built, "capabilities", None))
         if isinstance(built, GrammarBackend) and not (
             isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
         ):
@@ -113,20 +113,29 @@ class Registered:
         return ""
 
 
-def _is_sound(declared: object) -> bool:
+def _unknowable(declared: object) -> str:
+    """What the host cannot compare of a backend's capabilities; empty if it can."""
     if not isinstance(declared, Capabilities):
-        return False
-    pages = {1} if declared.page_sizes is None else declared.page_sizes
-    majors = frozenset[int]() if declared.compute_capabilities is None else declared.compute_capabilities
-    sets = declared.devices, declared.dtypes, declared.features, declared.kinds, pages, majors
-    if not all(isinstance(one, Set) for one in sets) or not pages:
-        return False
-    words = (*declared.devices, *declared.dtypes, *declared.features, *declared.kinds)
-    numbers = (*pages, *majors, declared.preference)
-    known = all(isinstance(one, str) for one in words) and all(
-        isinstance(one, int) and not isinstance(one, bool) for one in numbers
-    )
-    return known and min(pages) >= 1
+        return f"its capabilities are {declared!r}, not Capabilities"
+    for name in ("devices", "dtypes", "features", "kinds"):
+        words = getattr(declared, name)
+        if not (isinstance(words, Set) and all(isinstance(one, str) for one in words)):
+            return f"its capabilities have {name} = {words!r}; a set of words is needed"
+    for name, least in (("page_sizes", 1), ("compute_capabilities", 0)):
+        numbers = getattr(declared, name)
+        if numbers is None:
+            continue
+        if not (isinstance(numbers, Set) and all(_is_number(one) and one >= least for one in numbers)):
+            return f"its capabilities have {name} = {numbers!r}; None or a set of numbers from {least} up is needed"
+    if declared.page_sizes is not None and not declared.page_sizes:
+        return "its capabilities have no page_sizes; None means any"
+    if not _is_number(declared.preference):
+        return f"its capabilities have preference = {declared.preference!r}; a whole number is needed"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
