@@ -340,7 +340,6 @@ class Colours(Capable):
     capabilities = Capabilities(frozenset({"\x1b[31m"}), frozenset())
 
 
-CAPABLE = "capabilities of sets of words, page sizes from 1 up, and whole numbers"
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
@@ -350,20 +349,18 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
         ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
         ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
         ("grammar", "UnknownGrammars", f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; {GRAMMARS}"),
-        *(
-            ("attention", name, f"{__name__}:{name} has no {CAPABLE}")
-            for name in (
-                "Capable",
-                "ListsDevices",
-                "NumbersKinds",
-                "ListsKinds",
-                "TakesNoPages",
-                "TakesEmptyPages",
-                "IsHigh",
-                "DrawsMaybe",
-                "Colours",
-            )
+        ("attention", "Capable", "its capabilities are None, not Capabilities"),
+        ("attention", "ListsDevices", "its capabilities have devices = ['cpu']; a set of words is needed"),
+        ("attention", "NumbersKinds", "its capabilities have kinds = frozenset({1}); a set of words is needed"),
+        ("attention", "ListsKinds", "its capabilities have kinds = ['mha']; a set of words is needed"),
+        ("attention", "TakesNoPages", "its capabilities have no page_sizes; None means any"),
+        ("attention", "DrawsMaybe", "its capabilities have graphs = 'maybe'; True or False is needed"),
+        ("attention", "Colours", "its capabilities have devices = frozenset({'\\x1b[31m'}); a set of words is needed"),
+        (
+            *("attention", "TakesEmptyPages"),
+            f"its capabilities have page_sizes = {frozenset({0, 16})!r}; None or a set of numbers from 1 up is needed",
         ),
+        ("attention", "IsHigh", "its capabilities have preference = 'high'; a whole number is needed"),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
     ],
 )

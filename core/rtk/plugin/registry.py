@@ -3,7 +3,7 @@
 import difflib
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -123,8 +123,9 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
-        if isinstance(built, AttentionBackend) and declared_by(built) is None:
-            return f"{self.plugin.target} has no capabilities of sets of words, page sizes from 1 up, and whole numbers"
+        if isinstance(built, AttentionBackend):
+            declared = declared_by(built)
+            return declared if isinstance(declared, str) else ""
         if isinstance(built, GrammarBackend) and not (
             isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
         ):
@@ -132,34 +133,43 @@ class Registered:
         return ""
 
 
-def declared_by(attention: AttentionBackend) -> Capabilities | None:
-    """What a backend declares, read once, without code of its own in it; None: nothing that the host could work with.
+def declared_by(attention: AttentionBackend) -> Capabilities | str:
+    """What a backend declares, read once, without code of its own in it; or why the host cannot work with that.
 
     Raises what reading it raises.
     """
     declared = getattr(attention, "capabilities", None)
     if not isinstance(declared, Capabilities):
-        return None
+        return f"its capabilities are {declared!r}, not Capabilities"
     plain = Capabilities(*(_plain(getattr(declared, field.name)) for field in fields(Capabilities)))
-    return plain if _is_sound(plain) else None
+    return next((f"its capabilities have {problem}" for problem in _unsound(plain)), plain)
 
 
 def _plain(value: Any) -> Any:
     return frozenset(value) if isinstance(value, Set) else value
 
 
-def _is_sound(declared: Capabilities) -> bool:
-    pages = {1} if declared.page_sizes is None else declared.page_sizes
-    majors = frozenset[int]() if declared.compute_capabilities is None else declared.compute_capabilities
-    sets = declared.devices, declared.dtypes, declared.features, declared.kinds, pages, majors
-    if not all(isinstance(one, Set) for one in sets) or not pages:
-        return False
-    words = (*declared.devices, *declared.dtypes, *declared.features, *declared.kinds)
-    numbers = (*pages, *majors, declared.preference)
-    known = all(isinstance(one, str) and one.isprintable() for one in words) and all(
-        isinstance(one, int) and not isinstance(one, bool) for one in numbers
-    )
-    return known and min(pages) >= 1 and isinstance(declared.graphs, bool)
+def _unsound(declared: Capabilities) -> Iterator[str]:
+    for name in ("devices", "dtypes", "features", "kinds"):
+        words = getattr(declared, name)
+        if not (isinstance(words, Set) and all(isinstance(one, str) and one.isprintable() for one in words)):
+            yield f"{name} = {words!r}; a set of words is needed"
+    for name, least in (("page_sizes", 1), ("compute_capabilities", 0)):
+        numbers = getattr(declared, name)
+        if numbers is not None and not (
+            isinstance(numbers, Set) and all(_is_number(one) and one >= least for one in numbers)
+        ):
+            yield f"{name} = {numbers!r}; None or a set of numbers from {least} up is needed"
+    if declared.page_sizes is not None and not declared.page_sizes:
+        yield "no page_sizes; None means any"
+    if not _is_number(declared.preference):
+        yield f"preference = {declared.preference!r}; a whole number is needed"
+    if not isinstance(declared.graphs, bool):
+        yield f"graphs = {declared.graphs!r}; True or False is needed"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ def _built(config: Config, entry: Registered) -> Backend:
     def build() -> Backend:
         attention = entry.build(config.attention.options(entry.plugin.name))
         declared = declared_by(attention)
-        if declared is None:
+        if isinstance(declared, str):
             raise PluginError(f"{entry.label} cannot be used: its capabilities are others each time; {INSTEAD}")
         return Backend(entry, attention, declared)
 

@@ -262,14 +262,16 @@ def start_judges(config: Config, backends: Mapping[str, GrammarBackend] | None) 
 def _optional(config: Config, instead: str) -> Iterator[None]:
     """What was not asked for by name does not keep an engine from starting.
 
-    A plugin that is broken is a warning; a model that there are no grammars for is not, and requests are told.
+    A plugin that is broken is a warning. One whose package is not installed is not, nor a model that there are no
+    grammars for: requests are told.
     """
     try:
         yield
     except RtkError as error:
         if config.grammar.backend != "auto":
             raise
-        log.log(logging.WARNING if isinstance(error, PluginError) else logging.INFO, "%s; %s", error, instead)
+        broken = isinstance(error, PluginError) and not isinstance(error.__cause__, ImportError)
+        log.log(logging.WARNING if broken else logging.INFO, "%s; %s", error, instead)
 
 
 def _scheduler(
