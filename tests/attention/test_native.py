@@ -195,6 +195,16 @@ def test_what_is_not_a_number_stays_within_its_row(backend):
         scene.assert_close(got, scene.expected(row), f"row {row}")
 
 
+def test_what_is_hidden_weighs_nothing_however_large_it_is(backend):
+    scene = Scene(backend, Case(name="large", shape=HEADS, rows=((40, 60),), window=30))
+
+    def spoil(buffers):
+        buffers["v"][scene.slots_of(0, range(59, 60))] = 1e38
+
+    got = scene.run(spoil=spoil)[0]
+    scene.assert_close(got[:39], scene.expected(0)[:39], "queries before the last")
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 700])
 def test_keys_and_values_of_any_strides_are_written(backend, tokens):
     random = torch.Generator().manual_seed(tokens)
