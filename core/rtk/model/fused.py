@@ -203,9 +203,9 @@ class _Hidden(NamedTuple):
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, width] of batch indices [n]; overwritten by whatever is computed next."""
-        x = self.x[rows]
+        x, answer = (of.index_select(0, rows) for of in (self.x, self.answer))
         self.last.common.resize(len(x))
-        return self.last.common.norm(x, self.last.after(x, self.answer[rows]), self.norm)
+        return self.last.common.norm(x, self.last.after(x, answer), self.norm)
 
 
 class _FusedBody:

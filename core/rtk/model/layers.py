@@ -242,7 +242,7 @@ class Maker:
 
     def make(self, parts: Parts, shape: Shape) -> Layer:
         """The fastest there is; holds copies of the weights only. Costs a copy of them while it packs."""
-        packs = [] if parts.act else self._panels(parts.products)
+        packs = self._panels(parts.products) if parts.act is None else []
         if len(packs) == len(parts.products):
             try:
                 return InOneCall(parts, packs, self._between(shape), shape)
