@@ -10,6 +10,7 @@ from rtk.config.load import config_from
 from rtk.errors import ConfigError, ModelError
 from rtk.model.bridge import flat_logits
 from rtk.model.fused import fuse_layers
+from rtk.model.latent import use_latents
 from rtk.model.linear import Quantizer, pack_linears
 from rtk.model.loader import load_model
 from rtk.model.panels import GROUP, Arena, Int8, Panels
@@ -129,6 +130,14 @@ def test_models_with_weights_that_would_stay_are_refused(zoo, kind, weight, more
     with pytest.raises(ModelError, match=rf"^model.quantize = 'int8': models of type '{kind}' have weights") as refused:
         pack_linears(loaded, quantizer=quantizer)
     assert f"{weight!r} and {more} more; leave it out" in str(refused.value)
+
+
+@needs_panels
+def test_models_that_are_served_by_their_latents_are_refused(zoo):
+    loaded = zoo.load("deepseek_v3")
+    assert use_latents(loaded.model)
+    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.kv_b_proj.weight' and 1 more; leave it out"):
+        pack_linears(loaded, quantizer=Quantizer())
 
 
 @needs_panels

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rtk.errors import ConfigError, ModelError
+from rtk.model.latent import Latent
 from rtk.model.loader import LoadedModel
 from rtk.model.panels import SOURCE, Arena, Int8, Panels
 from rtk.model.record import record
@@ -212,7 +213,7 @@ def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: 
     for module in linears:
         module.forward = packer.pack(module.weight, module.bias)
         let_go(module)
-    if quantizer is not None and (left := _matrices(loaded.model)):
+    if quantizer is not None and (left := list(_matrices(loaded.model))):
         more = f" and {len(left) - 1} more" * (len(left) > 1)
         raise ModelError(
             f"{quantizer.wanted}: models of type {loaded.facts.kind!r} have weights that are not those of plain linear "
@@ -221,15 +222,15 @@ def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: 
     return len(linears)
 
 
-def _matrices(model: nn.Module) -> list[str]:
+def _matrices(model: nn.Module) -> Iterator[str]:
     """Names of weights that are still there, but for vectors and embeddings: of those, a step reads few rows."""
-    return [
-        f"{name}.{own}"
-        for name, module in model.named_modules()
-        if not isinstance(module, nn.Embedding)
-        for own, weight in module.named_parameters(recurse=False)
-        if weight.dim() > 1 and weight.untyped_storage().nbytes() >= weight.nbytes
-    ]
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "expand_kv", None), Latent):
+            yield f"{name}.kv_b_proj.weight"  # it is there in parts
+        if not isinstance(module, nn.Embedding):
+            for own, weight in module.named_parameters(recurse=False):
+                if weight.dim() > 1 and weight.untyped_storage().nbytes() >= weight.nbytes:
+                    yield f"{name}.{own}"
 
 
 def is_plain(module: nn.Module) -> bool:
