@@ -3,12 +3,12 @@
 import functools
 import itertools
 import math
-import shutil
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from panels_here import needs_panels
 from tiny_models import make_runner
 from torch import nn
 
@@ -18,7 +18,7 @@ from rtk.model.kernels import Norm, Shape, TorchKernels
 from rtk.model.layers import ByCalls, InOneCall, Maker, Parts, Product, Products
 from rtk.model.linear import OneDnn
 from rtk.model.record import record
-from rtk.native import COMPILERS, Unavailable
+from rtk.native import Unavailable
 from rtk.schedule.batch import Row, Scored, StepPlan
 
 SHAPES = [
@@ -28,11 +28,6 @@ SHAPES = [
 ]
 ROWS = [0, 1, 2, 7, 33, 300]
 """The last are some for each of a few threads, and several blocks."""
-
-needs_panels = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
-    reason="needs AVX-512 and a C++ compiler",
-)
 
 
 class Given(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 from rtk.model import bridge
 from rtk.model.kernels import Norm, Shape
 from rtk.model.layers import Layer, Maker, Parts, Product, Products
-from rtk.model.linear import is_plain, let_go
+from rtk.model.linear import Quantizer, is_plain, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
 from rtk.model.threads import one_thread
@@ -37,8 +37,10 @@ CLOSE = 1e-4
 
 
 @one_thread()
-def fuse_layers(loaded: LoadedModel) -> int:
+def fuse_layers(loaded: LoadedModel, quantizer: Quantizer | None = None) -> int:
     """Replace what can be replaced of a model that was probed; returns how many layers.
+
+    With a quantizer, weights of these layers are rounded.
 
     A layer is replaced only where the replacement adds the same to random input, so a layer that was changed, or a
     release of transformers that computes otherwise, goes without. Costs two forwards of a few tokens and, one layer at
@@ -56,14 +58,19 @@ def fuse_layers(loaded: LoadedModel) -> int:
     for hook in hooks:
         hook.remove()
     maker = Maker()
+    rounding = None if quantizer is None else Maker(quantizer)
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:
             layer = layers[recorded.module]
             candidate = _FusedLayer(layer, recorded, maker)
             if _agree(layer, candidate, recorder, given[layer]):
+                if rounding is not None:  # only now: what was rounded is not to be compared with what was not
+                    candidate = _FusedLayer(layer, recorded, rounding)
                 candidate.take_over(layer)
                 fused[layer] = candidate
+    if rounding is not None:
+        _, wanted = record(loaded)
     _fuse_body(loaded, fused, wanted)
     return len(fused)
 

@@ -232,8 +232,9 @@ class InOneCall:
 class Maker:
     """Makes the layers of a model."""
 
-    def __init__(self) -> None:
-        self._packer = Packer()
+    def __init__(self, packer: Packer | None = None) -> None:
+        """`packer` makes products; None: of float32."""
+        self._packer = packer or Packer()
         native = functions()
         self._kernels: Callable[[Shape], Kernels] = functools.cache(
             lambda shape: TorchKernels(shape) if native is None else NativeKernels(shape, native)
