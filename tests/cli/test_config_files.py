@@ -594,7 +594,7 @@ def test_a_dry_run_says_that_weights_are_rounded(zoo: Any, monkeypatch: pytest.M
     from rtk.serve.tokenizer import Tokenizer
 
     monkeypatch.setattr(Tokenizer, "load", lambda folder: None)
-    monkeypatch.setattr("rtk.model.linear.Quantizer", lambda cache_dir: None)
+    monkeypatch.setattr("rtk.model.linear.Quantizer", lambda: None)
     model = zoo.folder("llama")
     args = ("--model", str(model), "--device", "cpu", "--quantize", "int8")
     code, out, _ = rtk("serve", "--dry-run", *args)
