@@ -31,7 +31,7 @@ from rtk.model.loader import LoadedModel, load_model
 from rtk.model.panels import Arena, Panels
 from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
-from rtk.model.store import default_cache_dir, fetch
+from rtk.model.store import fetch
 from rtk.plugin.host import installed
 from rtk.schedule.batch import Row, SampleInputs, StepPlan
 
@@ -107,7 +107,7 @@ def kernels(rows: int) -> Iterator[tuple[str, Callable[[torch.Tensor], Kernel]]]
         yield "MKL, packed", lambda w: _mkl(w, rows)
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         arena = Arena()
-        yield "panels", lambda w: Panels(w, None, default_cache_dir() / "native", arena)
+        yield "panels", lambda w: Panels(w, None, arena)
 
 
 def _onednn(weight: torch.Tensor, rows: int) -> Kernel:

@@ -30,7 +30,8 @@ from rtk.plugin.attention import DTYPE_BYTES
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Registered
 from rtk.plugin.testing import NotApplicable, suite
-from rtk.plugin.testing.attention import Case, Scene, device_of, oracle
+from rtk.plugin.testing.attention_cases import Case
+from rtk.plugin.testing.attention_scene import Scene, device_of, oracle
 
 Rows = tuple[tuple[int, int], ...]
 """As (q_len, kv_len)."""

@@ -62,7 +62,7 @@ def _signature(method: ast.FunctionDef) -> str:
     arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(method.args))
     returns = f" -> {ast.unparse(method.returns).strip(chr(39))}" if method.returns else ""
     if any(isinstance(mark, ast.Name) and mark.id == "property" for mark in method.decorator_list):
-        return f"{method.name}: {returns.removeprefix(' -> ')}"
+        return f"@property {method.name}: {returns.removeprefix(' -> ')}"
     return f"{method.name}({arguments}){returns}"
 
 
@@ -157,8 +157,8 @@ PARTS: dict[str, Callable[[], str]] = {
         "rtk.plugin.schedule", "SchedulePolicy", "RequestView", "Columns", "ScheduleContext", "TreeView", "Progress"
     ),
     "attention": lambda: contract(
-        *("rtk.plugin.attention", "AttentionBackend", "Capabilities", "BatchView", "LayerCall", "KVShape"),
-        *("KVLayout", "BufferSpec", "Workspace"),
+        *("rtk.plugin.attention", "AttentionBackend", "Capabilities", "BatchView", "SharedRun", "LayerCall"),
+        *("KVShape", "KVLayout", "BufferSpec", "Workspace"),
     ),
     "grammar": lambda: contract(
         "rtk.plugin.grammar", "GrammarBackend", "Matcher", "Spec", "Judgement", "Reason", "Vocabulary"

@@ -12,7 +12,8 @@ import torch
 
 from rtk.plugin import KVShape
 from rtk.plugin.testing import NotApplicable, suite
-from rtk.plugin.testing.attention import Case, Scene
+from rtk.plugin.testing.attention_cases import Case
+from rtk.plugin.testing.attention_scene import Scene
 from rtk_attention.triton import TritonOptions
 from rtk_attention.triton.backend import TritonAttention
 

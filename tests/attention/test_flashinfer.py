@@ -12,7 +12,8 @@ from rtk.errors import PluginError
 from rtk.plugin import KVShape, Options, SharedRun, Workspace
 from rtk.plugin.host import installed
 from rtk.plugin.testing import NotApplicable, suite
-from rtk.plugin.testing.attention import Case, Scene
+from rtk.plugin.testing.attention_cases import Case
+from rtk.plugin.testing.attention_scene import Scene
 from rtk_attention.flashinfer import FlashInferOptions
 from rtk_attention.flashinfer.backend import FlashInferAttention
 from rtk_attention.flashinfer.parts import Step, levels

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from latent_fakes import StandIn, registry
+from quick_checks import passed
 from signatures import signatures
 
 from rtk.cache.pool import KVPool
@@ -23,8 +24,8 @@ from rtk.model.probe import probe
 from rtk.model.runner import ModelRunner
 from rtk.plugin import KVShape, SharedRun, Workspace
 from rtk.plugin.host import installed
-from rtk.plugin.testing import NotApplicable, suite
-from rtk.plugin.testing.attention import MLA, Case, Scene
+from rtk.plugin.testing.attention_cases import MLA, Case
+from rtk.plugin.testing.attention_scene import Scene
 from rtk.schedule.batch import Row, StepPlan
 from rtk_attention import latent
 from rtk_attention.flashinfer.backend import FlashInferAttention
@@ -77,16 +78,7 @@ trtllm_only = pytest.mark.parametrize("release", ["flashinfer-python-0.7.4"], in
 
 @pytest.mark.parametrize("release", ["sgl-flash-mla-1.0.0", "flashinfer-python-0.7.4"], indirect=True)
 def test_the_contract_is_kept(backend):
-    passed = []
-    for check in suite("attention"):
-        if not check.quick:
-            continue
-        try:
-            check(lambda: backend)
-        except NotApplicable:
-            continue
-        passed.append(check.name)
-    assert {"layout", "equals the oracle: mla, page 64", "equals the oracle: a told tree"} <= set(passed)
+    assert {"layout", "equals the oracle: mla, page 64", "equals the oracle: a told tree"} <= set(passed(backend))
 
 
 @every

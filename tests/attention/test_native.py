@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from quick_checks import passed
 
 from rtk import native
 from rtk.config.load import load_config
@@ -16,8 +17,8 @@ from rtk.errors import PluginError
 from rtk.model.probe import Probe
 from rtk.plugin import BatchView, KVShape, LayerCall, Options, Workspace
 from rtk.plugin.host import installed
-from rtk.plugin.testing import NotApplicable, suite
-from rtk.plugin.testing.attention import MLA, Case, Scene, oracle
+from rtk.plugin.testing.attention_cases import MLA, Case
+from rtk.plugin.testing.attention_scene import Scene, oracle
 from rtk.plugin.testing.strategies import few
 from rtk.serve.computing import choose_backend
 from rtk_attention.native.backend import SOURCE, NativeAttention
@@ -226,6 +227,16 @@ def test_what_is_not_a_number_stays_within_its_row(backend):
         scene.assert_close(got, scene.expected(row), f"row {row}")
 
 
+def test_what_is_hidden_weighs_nothing_however_large_it_is(backend):
+    scene = Scene(backend, Case(name="large", shape=HEADS, rows=((40, 60),), window=30))
+
+    def spoil(buffers):
+        buffers["v"][scene.slots_of(0, range(59, 60))] = 1e38
+
+    got = scene.run(spoil=spoil)[0]
+    scene.assert_close(got[:39], scene.expected(0)[:39], "queries before the last")
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 700])
 def test_keys_and_values_of_any_strides_are_written(backend, tokens):
     random = torch.Generator().manual_seed(tokens)
@@ -245,19 +256,10 @@ def test_kernels_for_a_smaller_processor_keep_the_contract(backend, tmp_path, mo
     """Vectors of 4 instead of 8 or 16: what is compiled for x86 without AVX, or for ARM."""
     flags = [flag.replace("=native", "=x86-64") for flag in native.FLAGS]
     monkeypatch.setattr(native, "FLAGS", flags)
-    monkeypatch.setattr("rtk_attention.native.backend.default_cache_dir", lambda: tmp_path)
-    backend = NativeAttention(Options())
-    assert [file.parent.name for file in tmp_path.rglob("*.so")] == ["native"]
-    passed = 0
-    for check in suite("attention"):
-        if not check.quick:
-            continue
-        try:
-            check(lambda: backend)
-        except NotApplicable:
-            continue
-        passed += 1
-    assert passed > 40
+    with native.built_in(tmp_path):
+        backend = NativeAttention(Options())
+    assert len(list(tmp_path.glob("attention-*.so"))) == 1
+    assert len(passed(backend)) > 40
     for case in CASES:
         test_equals_the_oracle(backend, 1, case)
 
@@ -265,9 +267,9 @@ def test_kernels_for_a_smaller_processor_keep_the_contract(backend, tmp_path, mo
 @pytest.fixture
 def no_compiler(monkeypatch):
     monkeypatch.setattr(native, "COMPILERS", ())
-    native._tried.cache_clear()
+    native._library.cache_clear()
     yield
-    native._tried.cache_clear()
+    native._library.cache_clear()
 
 
 def choose(**keys):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rtk.errors import PluginError
 from rtk.plugin import BatchView, KVShape, Options, Workspace
-from rtk.plugin.testing.attention import Case, Scene
+from rtk.plugin.testing.attention_cases import Case
+from rtk.plugin.testing.attention_scene import Scene
 from rtk_attention.torch.backend import TorchAttention
 
 triton = pytest.importorskip("triton")
@@ -186,7 +187,7 @@ def launches(monkeypatch, case):
         monkeypatch.setattr(backend, recorder.kernel.__name__, recorder)
     attention = Interpreted(TritonOptions())
     attention.capabilities = backend.TritonAttention.capabilities
-    monkeypatch.setattr("rtk.plugin.testing.attention.device_of", lambda backend: torch.device("cpu"))
+    monkeypatch.setattr("rtk.plugin.testing.attention_scene.device_of", lambda backend: torch.device("cpu"))
     Scene(attention, case).run()
     return [recorder.seen[0] for recorder in recorders]
 

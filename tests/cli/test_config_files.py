@@ -564,10 +564,10 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizer, "load", lambda folder: None)
         patch.setattr("rtk.native.COMPILERS", ())
-        native._tried.cache_clear()
+        native._library.cache_clear()
         args = ("--model", str(model), "--eviction", "slru", "--port", "0", "--admin-api-key", "s3cret")
         code, out, err = rtk("serve", "--dry-run", "--device", "cpu", *args)
-    native._tried.cache_clear()
+    native._library.cache_clear()
     assert (code, err) == (0, [])
     version = installed().get("eviction", "slru").origin
     assert "; not triton: device cpu (it runs on cuda)" in out[5]
@@ -594,7 +594,7 @@ def test_a_dry_run_says_that_weights_are_rounded(zoo: Any, monkeypatch: pytest.M
     from rtk.serve.tokenizer import Tokenizer
 
     monkeypatch.setattr(Tokenizer, "load", lambda folder: None)
-    monkeypatch.setattr("rtk.model.linear.Quantizer", lambda cache_dir: None)
+    monkeypatch.setattr("rtk.model.linear.Quantizer", lambda: None)
     model = zoo.folder("llama")
     args = ("--model", str(model), "--device", "cpu", "--quantize", "int8")
     code, out, _ = rtk("serve", "--dry-run", *args)
@@ -638,14 +638,15 @@ def test_a_dry_run_builds_observers_and_says_which(folder: Path, monkeypatch: py
     for place in ("rtk.plugin.host", "rtk.config.load", "rtk.serve.runtime"):
         monkeypatch.setattr(f"{place}.installed", lambda: WITH_OBSERVERS)
     args = ("--observe", '["tape"]', "--set", f"model.cache_dir={folder}", "--set", "observe.tape.path=said")
-    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", *args)
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--attention", "torch", *args)
     assert code == 0
     assert "observer: tape of rtk-observer-tape 3.0 (path = said)" in out
     assert Path("said").read_text() == "closed\n"
 
 
 def test_a_dry_run_fetches_nothing(folder: Path) -> None:
-    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--set", f"model.cache_dir={folder}")
+    args = ("--set", f"model.cache_dir={folder}")
+    code, out, _ = rtk("serve", "--dry-run", "--device", "cpu", "--attention", "torch", *args)
     assert code == 0
     assert out[0] == "model: smollm2-135m-instruct, to be fetched; device cpu"
     assert list(folder.iterdir()) == []

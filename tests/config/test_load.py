@@ -82,6 +82,8 @@ def sample(key: Key) -> tuple[str, Any]:
         return '{"rtk-inference": ">=0"}', {"rtk-inference": ">=0"}
     if key.path == "serve.tenants.limits":
         return '{"acme": {"max_requests": 3}}', {"acme": {"max_requests": 3}}
+    if key.path == "serve.dead_after_s":  # not before it is unwell
+        return "6.5", 6.5
     if key.path == "serve.cors_origins":
         return '["http://a"]', ("http://a",)
     if get_origin(kind) is tuple:

@@ -72,6 +72,12 @@ def test_what_are_no_keys(text: str, problem: str) -> None:
          "tenants.limits names beta, and api_keys has no such tenant"),
         ({"restart": True, "in_process": True},
          "restart starts processes again, and in_process has none; leave one of them out"),
+        ({"unwell_after_s": 90.5},
+         "unwell_after_s = 90.5 is more than dead_after_s = 60, so that /health would never tell of a process before "
+         "it is killed; lower the one or raise the other"),
+        ({"unwell_after_s": 7, "dead_after_s": 6},
+         "unwell_after_s = 7 is more than dead_after_s = 6, so that /health would never tell of a process before "
+         "it is killed; lower the one or raise the other"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(values: dict[str, Any], problem: str) -> None:
@@ -79,6 +85,23 @@ def test_what_does_not_go_together(values: dict[str, Any], problem: str) -> None
         config_from({f"serve.{name}": value for name, value in values.items()})
     assert str(refused.value).startswith(f"serve: {problem} (")
     assert "s3cret" not in str(refused.value)
+
+
+def test_a_process_may_be_dead_as_soon_as_it_is_unwell() -> None:
+    assert config_from({"serve.unwell_after_s": 60}).serve.dead_after_s == 60
+
+
+@pytest.mark.parametrize("key", ["a", "e", "nt", "*", "ap", ".", "(", "\\"])
+def test_a_short_key_garbles_no_message(key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_from({"serve.api_keys": {"acme": key, "beta": key}})
+    assert str(refused.value).startswith("serve: two tenants of api_keys have one key (")
+
+
+def test_a_short_key_that_is_a_word_of_a_message_is_masked_in_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_from({"serve.api_keys": {"acme": "two", "beta": "two"}})
+    assert str(refused.value).startswith("serve: ********** tenants of api_keys have one key (")
 
 
 def test_a_key_may_be_given_twice_to_one_tenant() -> None:

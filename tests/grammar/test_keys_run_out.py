@@ -10,7 +10,7 @@ from rtk.grammar.schema import normalise
 from rtk.grammar.unique_keys import KeyIndex, UniqueKeys
 from rtk.plugin import Options
 from rtk.plugin.grammar import Spec, read_row
-from rtk.plugin.testing.grammar import VOCABULARY
+from rtk.plugin.testing.grammar_examples import VOCABULARY
 from rtk_grammar.llguidance.backend import LLGuidance
 from rtk_grammar.xgrammar.backend import XGrammar
 

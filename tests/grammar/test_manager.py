@@ -10,7 +10,7 @@ from rtk.grammar.cache import GrammarCache, GrammarKey, Invalid
 from rtk.grammar.manager import TOLD, GrammarManager, GrammarSettings
 from rtk.grammar.process import Job
 from rtk.grammar.workers import Compiled, Failed, Order
-from rtk.plugin.testing.grammar import VOCABULARY
+from rtk.plugin.testing.grammar_examples import VOCABULARY
 from rtk.plugin.testing.toys import ChoiceMatcher
 from rtk.schedule.messages import GrammarOrder
 

@@ -17,12 +17,13 @@ from rtk.plugin.testing.toys import Choices
 from rtk.serve import runtime
 from rtk.serve.tokenizer import Tokenizer
 
-CHOICES, OTHER, BROKEN = (
+CHOICES, OTHER, BROKEN, ABSENT = (
     entry(target, name)[0]
     for target, name in [
         ("rtk.plugin.testing.toys:Choices", "choices"),
         ("rtk.plugin.testing.toys:Choices", "other-one"),
         ("rtk.plugin.testing.toys:nothing", "broken"),
+        ("a_package_that_is_not_there:Backend", "absent"),
     ]
 )
 OTHERS = [entry for entry in installed().all() if entry.plugin.kind != "grammar"]
@@ -57,6 +58,15 @@ def test_one_that_is_named_is_the_only_one_and_none_is_none(start):
 def test_one_that_is_not_installed_refuses_the_start(start):
     with pytest.raises(ConfigError, match="unknown grammar plugin 'otter-one'; installed: other-one; did you mean"):
         start(OTHER, backend="otter-one")
+
+
+def test_one_whose_package_is_not_installed_is_left_out_without_a_warning(start, caplog):
+    caplog.set_level("INFO")
+    assert [*start(ABSENT, CHOICES).backends] == ["choices"]
+    (said,) = [record for record in caplog.records if "'absent'" in record.message]
+    assert (said.levelname, said.message.rpartition("; ")[2]) == ("INFO", "it is not used")
+    with pytest.raises(PluginError, match="No module named 'a_package_that_is_not_there'; install what it imports"):
+        start(ABSENT, backend="absent")
 
 
 def test_one_that_cannot_be_built_refuses_the_start_where_it_is_named_and_is_left_out_else(start, caplog):

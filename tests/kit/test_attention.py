@@ -21,7 +21,7 @@ from rtk.plugin import (
     Workspace,
 )
 from rtk.plugin.testing import suite
-from rtk.plugin.testing.attention import oracle
+from rtk.plugin.testing.attention_scene import oracle
 from rtk_attention.torch.plan import BUCKET_SLOTS, FREE_WASTE, buckets
 
 

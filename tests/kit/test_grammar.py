@@ -11,7 +11,7 @@ from planted import assert_caught, assert_passes
 
 from rtk.plugin import GrammarBackend, Judgement, Matcher, Options
 from rtk.plugin.grammar import read_row, write_row
-from rtk.plugin.testing.grammar import END, VOCABULARY
+from rtk.plugin.testing.grammar_examples import END, VOCABULARY
 from rtk.plugin.testing.toys import ChoiceMatcher, Choices
 
 

@@ -5,11 +5,8 @@ import shutil
 import pytest
 import torch
 
-from rtk.model.store import default_cache_dir
 from rtk.native import COMPILERS
 
-CACHE = default_cache_dir() / "native"
-"""Where kernels are built."""
 needs_panels = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
     reason="needs AVX-512 and a C++ compiler",

@@ -220,14 +220,16 @@ def test_where_memory_does_not_suffice_for_a_graph_its_steps_take_none(zoo, capl
     ]
 
 
-def test_what_cannot_be_captured_is_computed_as_ever(zoo, caplog):
-    runner, record = captured(zoo.load("llama"), record=Recorder(RuntimeError("operation not permitted\nwhen")))
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_what_cannot_be_captured_is_computed_as_ever(zoo, caplog, kind):
+    runner, record = captured(zoo.load("llama"), record=Recorder(kind("operation not permitted\nwhen")))
     requests = Requests(runner, PROMPTS)
     requests.decode(range(2))
     assert (record.replays, runner.stats.replayed) == (0, 0)
     (told,) = caplog.records
     assert told.levelno == logging.WARNING
-    assert told.getMessage() == ("CUDA graphs: none for 8 rows or fewer: RuntimeError: operation not permitted when")
+    problem = f"{kind.__name__}: operation not permitted when"
+    assert told.getMessage() == f"CUDA graphs: none for 8 rows or fewer: {problem}"
 
 
 def test_the_largest_is_captured_first(zoo):

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from panels_here import CACHE, needs_panels
+from panels_here import needs_panels
 
 from rtk.config.load import config_from
 from rtk.errors import ConfigError, ModelError
 from rtk.model.bridge import flat_logits
 from rtk.model.fused import fuse_layers
+from rtk.model.latent import use_latents
 from rtk.model.linear import Quantizer, pack_linears
 from rtk.model.loader import load_model
 from rtk.model.panels import GROUP, Arena, Int8, Panels
@@ -52,7 +53,7 @@ def test_no_weight_is_further_from_what_it_becomes_than_half_a_step():
 
 
 def int8(weight: Int8, bias: torch.Tensor | None) -> Panels:
-    return Panels(weight, bias, CACHE, Arena())
+    return Panels(weight, bias, Arena())
 
 
 SHAPES = [(1, 1), (3, 7), (47, 128), (48, 129), (49, 127), (97, 256), (100, 700)]
@@ -132,6 +133,14 @@ def test_models_with_weights_that_would_stay_are_refused(zoo, kind, weight, more
 
 
 @needs_panels
+def test_models_that_are_served_by_their_latents_are_refused(zoo):
+    loaded = zoo.load("deepseek_v3")
+    assert use_latents(loaded.model)
+    with pytest.raises(ModelError, match=r"'model.layers.0.self_attn.kv_b_proj.weight' and 1 more; leave it out"):
+        pack_linears(loaded, quantizer=Quantizer())
+
+
+@needs_panels
 def test_weights_that_somebody_else_reads_are_not_taken_away(zoo):
     loaded, quantizer = zoo.load("llama"), Quantizer()
     mlp = loaded.model.model.layers[0].mlp
@@ -156,7 +165,7 @@ def test_processors_without_avx512_are_refused(monkeypatch):
 
 
 def test_machines_without_a_compiler_are_refused(monkeypatch):
-    def none(source, cache):
+    def none(_):
         raise Unavailable("panels kernels need a C++ compiler; install g++ or clang++")
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from rtk.model.fused import fuse_layers
-from rtk.model.kernels import SOURCE, NativeKernels, Norm, Shape, TorchKernels, functions
+from rtk.model.kernels import NativeKernels, Norm, Shape, TorchKernels, functions
 from rtk.model.record import record
-from rtk.model.store import default_cache_dir
-from rtk.native import Unavailable
+from rtk.native import built_in
 
 SHAPES = [
     Shape(width=32, q_heads=4, kv_heads=2, head_dim=8, inner=48),
@@ -21,7 +20,8 @@ ROWS = [0, 1, 2, 7, 70]  # the last of the widest is computed by several threads
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory):
-    found = functions(tmp_path_factory.mktemp("native"))
+    with built_in(tmp_path_factory.mktemp("native")):
+        found = functions()
     if found is None:
         pytest.skip("no compiler")
     return found
@@ -126,25 +126,13 @@ def test_without_a_compiler_layers_are_fused_in_torch(zoo, kind, native, monkeyp
     _, wanted = record(loaded)
     monkeypatch.setattr("rtk.native.shutil.which", lambda _: None)
     caplog.set_level("INFO", "rtk.model.kernels")
-    assert fuse_layers(other, tmp_path) == 2
+    with built_in(tmp_path):
+        assert fuse_layers(other) == 2
     said = [line.getMessage() for line in caplog.records]
     assert said == ["kernels kernels need a C++ compiler; install g++ or clang++; layers take longer without them"]
     _, got = record(other)
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
     assert not torch.equal(got, wanted)  # or both went the same way
-
-
-def test_kernels_are_built_in_the_cache_folder(zoo, tmp_path, monkeypatch):
-    asked = []
-
-    def none(source, cache):
-        asked.append((source, cache))
-        raise Unavailable("none here")
-
-    monkeypatch.setattr("rtk.model.kernels.library", none)
-    fuse_layers(zoo.load("llama"), tmp_path)
-    fuse_layers(zoo.load("llama"))
-    assert asked == [(SOURCE, tmp_path / "native"), (SOURCE, default_cache_dir() / "native")]
 
 
 def test_other_activations_than_silu_stay_in_torch(zoo):

@@ -168,7 +168,7 @@ def test_where_one_call_is_not_to_be_had_it_goes_product_by_product(monkeypatch,
     if why == "no kernels":
         monkeypatch.setattr(layers, "library", none)
     elif why != "another activation":
-        monkeypatch.setattr(linear, "kernels", lambda _: (one_dnn,) if why == "other packs" else ())
+        monkeypatch.setattr(linear, "kernels", lambda: (one_dnn,) if why == "other packs" else ())
     shape = SHAPES[1]
     own = parts(shape, biased=True, act=nn.GELU() if why == "another activation" else None)
     made = Maker().make(own, shape)

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from panels_here import CACHE, needs_panels
+from panels_here import needs_panels
 
 from rtk.model import linear
 from rtk.model.linear import Mkl, OneDnn, Packer, pack_linears
@@ -17,7 +17,7 @@ SHAPES = [(1, 1), (1, 7), (3, 1), (17, 5), (33, 64), (96, 40), (100, 200), (50, 
 
 
 def panels(weight, bias):
-    return Panels(weight, bias, CACHE, Arena())
+    return Panels(weight, bias, Arena())
 
 
 HERE = [
@@ -44,7 +44,7 @@ def given(*shape: int) -> torch.Tensor:
 @pytest.fixture
 def only(monkeypatch):
     """Lets the given kernels be tried."""
-    return lambda *tried: monkeypatch.setattr(linear, "kernels", lambda cache: tried)
+    return lambda *tried: monkeypatch.setattr(linear, "kernels", lambda: tried)
 
 
 @pytest.mark.parametrize("kernel", HERE)
@@ -89,7 +89,7 @@ def test_the_processor_decides(monkeypatch):
     ):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         monkeypatch.setattr(linear, "_vendor", lambda vendor=vendor: vendor)
-        assert tuple(getattr(kernel, "func", kernel) for kernel in linear.kernels(CACHE)) == wanted
+        assert tuple(getattr(kernel, "func", kernel) for kernel in linear.kernels()) == wanted
 
 
 def doubled(weight, bias):

@@ -3,9 +3,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path
 
 from rtk import native
+from rtk.model.threads import in_parallel
 from rtk.native import COMPILERS, Unavailable
+from rtk.plugin.foreign import in_time
 
 SOURCE = """
 #include <omp.h>
@@ -31,7 +34,7 @@ def cache(tmp_path):
     return tmp_path / "cache" / "native"
 
 
-library = native._library
+library = native._built
 """What is there already shows in the folder alone."""
 
 needs_compiler = pytest.mark.skipif(not any(map(native.shutil.which, COMPILERS)), reason="no compiler")
@@ -58,6 +61,18 @@ def refusal(source, cache):
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def test_where_kernels_are_built(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "_library", lambda source, cache: cache)
+    everywhere = user_cache_path("rtk") / "native"
+    assert native.library(source) == everywhere
+    with native.built_in(tmp_path):
+        assert native.library(source) == tmp_path
+        with native.built_in(tmp_path / "inner"):
+            assert in_parallel(lambda: native.library(source)) == tmp_path / "inner"
+        assert in_time(lambda: native.library(source), 30, name="ask", module="m") == tmp_path
+    assert native.library(source) == everywhere
 
 
 @needs_compiler
@@ -179,15 +194,15 @@ def test_a_compiler_that_fails_is_asked_once(source, cache, compiler, tmp_path):
     compiler(f"echo asked >> {tmp_path}/asked; exit 1")
     refusals = []
     for _ in range(3):
-        with pytest.raises(Unavailable, match="exit status 1") as caught:
-            native.library(source, cache)
+        with native.built_in(cache), pytest.raises(Unavailable, match="exit status 1") as caught:
+            native.library(source)
         refusals.append(caught.value)
     assert (tmp_path / "asked").read_text().split() == ["asked"] * 2  # its version, and the source
     assert len(set(map(id, refusals))) == 3  # each with a traceback of its own
     assert [str(refusal) for refusal in refusals] == [str(refusals[0])] * 3
 
 
-def test_paths_may_have_any_bytes(source, monkeypatch):
+def test_paths_may_have_any_bytes(source):
     """As the names of folders on Linux may."""
     strange = Path(os.fsdecode(b"/opt/\xff libgomp.so"))
     assert native._digest("c++", source, strange) != native._digest("c++", source, Path("/opt/libgomp.so"))

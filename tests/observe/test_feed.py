@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from rtk.errors import PluginError
+from rtk.frames import receive, send
 from rtk.observe import feed as feed_module
 from rtk.observe import logs, process
 from rtk.observe.feed import Feeds
-from rtk.observe.wire import REQUEST, STEP, receive, send
+from rtk.observe.process import REQUEST, STEP
 from rtk.plugin import Observer, Options, Plugin, RequestReport, StepReport
 from rtk.plugin.registry import Origin, Registered
 from rtk.plugin.testing.observer import reports

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rtk.plugin import EvictionPolicy, NodeView
+from rtk.plugin.eviction import FACTS
 from rtk.plugin.guard import GuardedEviction, Health
 from rtk.plugin.testing.harness import Harness
 
@@ -123,6 +124,16 @@ def test_facts_that_are_no_set_are_a_fault(facts):
     harness.add("a", [1, 2, 3], max_new_tokens=2)
     harness.run()
     assert harness.stat("plugin_faults") == 1
+
+
+def test_facts_that_cannot_be_had_are_a_fault():
+    class Closed(Policy):
+        facts = property(functools.partial(raises, SystemExit("no")))
+
+    health = Health()
+    guarded = GuardedEviction(Closed(), "odd", health)
+    assert (guarded.key(VIEW), guarded.facts) == ((9,), FACTS)
+    assert health.faults == {"eviction plugin 'odd'": 1}
 
 
 @pytest.mark.parametrize("part", [np.float64(1.5), True, 7, 0.5, "a"], ids=["float64", "bool", "int", "float", "str"])

@@ -252,9 +252,9 @@ def test_a_target_that_is_never_built_is_refused_and_left_behind(
     with pytest.raises(PluginError) as caught:
         found_in(tmp_path).get("eviction", "fast-lru").build_in_time(Options())
     culprit = "eviction plugin 'fast-lru' of rtk-sample 1.2 (entry point 'sample')"
-    assert str(caught.value) == f"{culprit} cannot be used: it was not built within 0.05 s; {INSTEAD}"
+    assert str(caught.value) == f"{culprit} cannot be built: it has not ended within 0.05 s; {INSTEAD}"
     monkeypatch.setattr(sys, "enough", True, raising=False)
-    ended("rtk-build-fast-lru")
+    ended("rtk-ask-fast-lru")
 
 
 def ended(name: str) -> None:
@@ -332,7 +332,14 @@ class IsHigh(Capable):
     capabilities = Capabilities(frozenset({"cpu"}), frozenset(), preference="high")  # type: ignore[arg-type]
 
 
-CAPABLE = "capabilities of sets of words, page sizes from 1 up, and whole numbers"
+class DrawsMaybe(Capable):
+    capabilities = Capabilities(frozenset({"cpu"}), frozenset(), graphs="maybe")  # type: ignore[arg-type]
+
+
+class Colours(Capable):
+    capabilities = Capabilities(frozenset({"\x1b[31m"}), frozenset())
+
+
 KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
 
 
@@ -342,18 +349,18 @@ KNOWN = "a set of them may have created, hits, last_use, priority, size, start"
         ("eviction", "LastUseAlone", f"its facts are 'last_use'; {KNOWN}"),
         ("eviction", "Unknown", f"its facts are {Unknown.facts!r}; {KNOWN}"),
         ("grammar", "UnknownGrammars", f"its spec_kinds are {UnknownGrammars.spec_kinds!r}; {GRAMMARS}"),
-        *(
-            ("attention", name, f"{__name__}:{name} has no {CAPABLE}")
-            for name in (
-                "Capable",
-                "ListsDevices",
-                "NumbersKinds",
-                "ListsKinds",
-                "TakesNoPages",
-                "TakesEmptyPages",
-                "IsHigh",
-            )
+        ("attention", "Capable", "its capabilities are None, not Capabilities"),
+        ("attention", "ListsDevices", "its capabilities have devices = ['cpu']; a set of words is needed"),
+        ("attention", "NumbersKinds", "its capabilities have kinds = frozenset({1}); a set of words is needed"),
+        ("attention", "ListsKinds", "its capabilities have kinds = ['mha']; a set of words is needed"),
+        ("attention", "TakesNoPages", "its capabilities have no page_sizes; None means any"),
+        ("attention", "DrawsMaybe", "its capabilities have graphs = 'maybe'; True or False is needed"),
+        ("attention", "Colours", "its capabilities have devices = frozenset({'\\x1b[31m'}); a set of words is needed"),
+        (
+            *("attention", "TakesEmptyPages"),
+            f"its capabilities have page_sizes = {frozenset({0, 16})!r}; None or a set of numbers from 1 up is needed",
         ),
+        ("attention", "IsHigh", "its capabilities have preference = 'high'; a whole number is needed"),
         ("schedule", "OrdersNothing", "its class overrides neither rank nor order"),
     ],
 )

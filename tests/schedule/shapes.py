@@ -4,7 +4,7 @@ import numpy as np
 
 from rtk.grammar.constraint import Constraint
 from rtk.plugin.grammar import GrammarBackend, Judgement, Matcher, write_row
-from rtk.plugin.testing.grammar import END, VOCABULARY
+from rtk.plugin.testing.grammar_examples import END, VOCABULARY
 from rtk.plugin.testing.harness import Harness, digest
 
 SPECIAL = END + 1

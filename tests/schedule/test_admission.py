@@ -7,7 +7,7 @@ import pytest
 from rtk.cache.key import Namespace, pack
 from rtk.cache.slots import OutOfSlotsError
 from rtk.plugin.testing.harness import Harness, digest
-from rtk.schedule.admission import CommitError, commit
+from rtk.schedule.commit import CommitError, commit
 from rtk.schedule.messages import Abort, NewRequest
 from rtk.schedule.params import SamplingParams
 

@@ -7,7 +7,7 @@ import pytest
 from shapes import DIGITS, OBJECT, QUOTED, SPECIAL, Constrained, Shapes, alone, byte, moody, prefers, said, shaped, text
 
 from rtk.plugin.grammar import Vocabulary, write_row
-from rtk.plugin.testing.grammar import END, VOCABULARY
+from rtk.plugin.testing.grammar_examples import END, VOCABULARY
 
 ENDS = frozenset({END})
 

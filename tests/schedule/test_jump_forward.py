@@ -22,7 +22,7 @@ from shapes import (
 
 from rtk.grammar.constraint import ask
 from rtk.plugin.grammar import Vocabulary, read_row
-from rtk.plugin.testing.grammar import END, VOCABULARY
+from rtk.plugin.testing.grammar_examples import END, VOCABULARY
 
 ENDS = frozenset({END})
 LETTERS = [*text('"'), (b"aeioy", 3, 9), *text('"')]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import DIGITS, QUOTED, Constrained, moody, shaped, text
 
-from rtk.plugin.testing.grammar import END
+from rtk.plugin.testing.grammar_examples import END
 from rtk.plugin.testing.harness import Harness, digest
 from rtk.schedule.params import SamplingParams
 from rtk.schedule.token_counts import TokenCounts, token_counts

@@ -4,16 +4,17 @@ import logging
 import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
 from rtk.config.load import load_config
-from rtk.errors import ConfigError, PluginError
+from rtk.errors import ConfigError, ModelError, PluginError
 from rtk.model.probe import Probe
-from rtk.plugin import KVShape, Plugin
-from rtk.plugin.attention import BufferSpec
+from rtk.plugin import KVShape, Options, Plugin
+from rtk.plugin.attention import BufferSpec, KVLayout
 from rtk.plugin.host import installed
-from rtk.plugin.registry import Origin, Registered, Registry
+from rtk.plugin.registry import INSTEAD, Origin, Registered, Registry
 from rtk.serve import computing
 from rtk.serve.backends import Choice
 from rtk.serve.computing import choose_backend, load
@@ -153,7 +154,7 @@ def test_auto_goes_on_without_one_that_is_not_built_in_time(toys: Toys, monkeypa
     monkeypatch.setattr("rtk.plugin.registry.BUILD_S", 0.0)
     toys.found.remove(TORCH)
     try:
-        assert "hangs: cannot be used: it was not built within 0 s" in toys.refused()
+        assert "hangs: cannot be built: it has not ended within 0 s" in toys.refused()
     finally:
         release.set()
 
@@ -195,11 +196,20 @@ def test_one_that_cannot_lay_out_is_passed_over_by_auto_alone(
     [
         (lambda layout: None, "its layout is a NoneType, not a KVLayout"),
         (lambda layout: replace(layout, layers=1), "asked for 2 layers, it laid out 1"),
+        (lambda layout: replace(layout, layers=2.0), "asked for 2 layers, it laid out 2.0"),
         (lambda layout: replace(layout, page_size=1.0), "asked for pages of 1 tokens, it laid out pages of 1.0"),
         (lambda layout: replace(layout, buffers=()), "its layout has no tuple of buffers"),
         (
             lambda layout: replace(layout, buffers=layout.buffers[:1] * 2),
             "buffers of its layout have one name: 'k', 'k'",
+        ),
+        (
+            lambda layout: replace(layout, buffers=(BufferSpec(["k"], (2, 8), "float32"),)),
+            "buffers of its layout have names that are no text: ['k']",
+        ),
+        (
+            lambda layout: replace(layout, buffers=(BufferSpec("k", (2, 8), ["int4"]),)),
+            "buffer 'k' of its layout is of dtype ['int4']; there are float64, float32, bfloat16, float16",
         ),
         (
             lambda layout: replace(layout, buffers=(BufferSpec("k", (2, 8), "int4"),)),
@@ -220,6 +230,56 @@ def test_a_layout_that_no_pool_can_be_made_of_is_refused(toys: Toys, change, pro
     assert str(caught.value) == f"{label} cannot be used: {problem}; tell its authors, or do without it"
 
 
+class Wavering(TorchAttention):
+    """Says once, as it is built, what it can do."""
+
+    answers: ClassVar[list[object]] = []
+
+    @property
+    def capabilities(self):  # type: ignore[override]
+        answer = self.answers.pop(0) if self.answers else SystemExit("not again")
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("later", "problem"),
+    [
+        (RuntimeError("not\nnow"), "cannot be built: RuntimeError: not now"),
+        (SystemExit(0), "cannot be built: SystemExit: 0"),
+        (KeyboardInterrupt(), "cannot be built: KeyboardInterrupt"),
+        (None, "cannot be used: its capabilities are others each time"),
+    ],
+    ids=["raises", "exits", "interrupts", "forgets"],
+)
+def test_capabilities_that_cannot_be_had_again_are_refused_or_passed_over(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, later: object, problem: str
+) -> None:
+    toys.add("wavering")
+    monkeypatch.setattr(sys.modules["toys"], "wavering", Wavering)
+    Wavering.answers = [TorchAttention.capabilities, later]
+    name, _, told = settled(toys.choose())
+    assert name == "torch"
+    assert told.removesuffix(f"; {INSTEAD}") == f"attention torch, pages of 1 token, by auto; not wavering: {problem}"
+    Wavering.answers = [TorchAttention.capabilities, later]
+    with pytest.raises(PluginError) as caught:
+        toys.choose(attention__backend="wavering")
+    label = "attention plugin 'wavering' of rtk-wavering 1 (entry point 'wavering')"
+    assert str(caught.value) == f"{label} {problem}; {INSTEAD}"
+
+
+def test_what_a_backend_declares_is_read_as_it_is_built_and_never_again(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys.add("wavering")
+    monkeypatch.setattr(sys.modules["toys"], "wavering", Wavering)
+    declared = replace(TorchAttention.capabilities, preference=3, page_sizes={16, 32})
+    Wavering.answers = [declared, declared]
+    found = toys.choose().settled(lambda kinds: PLAIN)
+    assert (found.name, found.declared) == ("wavering", replace(declared, page_sizes=frozenset({16, 32})))
+
+
 def test_one_that_is_named_and_breaks_as_it_lays_out_is_named_in_one_line(toys: Toys) -> None:
     def leaves(*asked):
         raise SystemExit("a\nb")
@@ -229,6 +289,41 @@ def test_one_that_is_named_and_breaks_as_it_lays_out_is_named_in_one_line(toys: 
         toys.choose(attention__backend="leaving").settled(lambda kinds: PLAIN)
     label = "attention plugin 'leaving' of rtk-leaving 1 (entry point 'leaving')"
     assert str(caught.value) == f"{label} cannot lay out K/V: SystemExit: a b; tell its authors, or do without it"
+
+
+def test_one_that_does_not_end_as_it_lays_out_is_left_behind(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lays_out_for_ever(*asked):
+        while True:
+            pass
+
+    toys.add("busy", layout=lays_out_for_ever, preference=9)
+    choice = toys.choose()
+    monkeypatch.setattr("rtk.plugin.registry.BUILD_S", 0.05)
+    with pytest.raises(PluginError) as caught:
+        toys.choose(attention__backend="busy").settled(lambda kinds: PLAIN)
+    label = "attention plugin 'busy' of rtk-busy 1 (entry point 'busy')"
+    problem = "cannot lay out K/V: it has not ended within 0.05 s"
+    assert str(caught.value) == f"{label} {problem}; {INSTEAD}"
+    assert problem in settled(choice)[2]
+
+
+def test_a_layout_answers_the_host_as_it_answered_when_it_was_looked_over(toys: Toys) -> None:
+    class Cunning(KVLayout):
+        @property
+        def fingerprint(self) -> str:
+            raise RuntimeError("asked once more")
+
+    toys.add("cunning", layout=lambda *asked: Cunning(2, 1, (BufferSpec("k", (2, 8), "float32"),)), preference=9)
+    found = toys.choose().settled(lambda kinds: PLAIN)
+    assert (found.name, found.layout) == ("cunning", KVLayout(2, 1, (BufferSpec("k", (2, 8), "float32"),)))
+    assert len(found.layout.fingerprint) == 16
+
+
+def test_bytes_of_a_slot_are_exact_however_many(toys: Toys) -> None:
+    """The memory that is free then does not hold a page: the pool refuses that."""
+    huge = KVLayout(2, 1, (BufferSpec("k", (1 << 32, 1 << 32), "float32"),))
+    toys.add("huge", layout=lambda *asked: huge, preference=9)
+    assert toys.choose().settled(lambda kinds: PLAIN).layout.bytes_per_slot == 1 << 67
 
 
 def test_a_model_is_asked_again_only_for_other_kinds_of_attention(toys: Toys) -> None:
@@ -335,6 +430,61 @@ def test_weights_are_read_once_whoever_turns_out_to_serve(
     told = "attention flash, pages of 64 tokens (it takes 64), by auto; not plain: the model's sliding_window"
     assert told in [record.message for record in caplog.records]
     found.executor.close()
+
+
+class Compiles(TorchAttention):
+    """Compiles what a batch is made of when it first sees that."""
+
+    def __init__(self, options) -> None:
+        super().__init__(options)
+        self.compiled: list[str] = []
+        self.raises: BaseException | None = None
+
+    def plan(self, batch, workspace):
+        kinds = ["decode" if length == 1 else "prompt" for length in batch.q_lens] + ["shared"] * bool(batch.shared)
+        self.compiled += [kind for kind in dict.fromkeys(kinds) if kind not in self.compiled]
+        return super().plan(batch, workspace)
+
+    def forward(self, q, kv, call, plan):
+        if self.raises is not None:
+            raise self.raises
+        return super().forward(q, kv, call, plan)
+
+
+ALL = ["prompt", "decode", "shared"]
+
+
+@pytest.fixture
+def compiles(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> Compiles:
+    toys.add("compiles", preference=9)
+    built = Compiles(Options())
+    monkeypatch.setattr(sys.modules["toys"], "compiles", lambda options: built)
+    return built
+
+
+@pytest.mark.parametrize(("pages", "kinds"), [(1, ALL), (16, ALL), (4096, ALL[:2])])
+def test_what_is_compiled_when_it_is_first_needed_is_compiled_before_a_request_comes(
+    toys: Toys, compiles: Compiles, zoo, pages: int, kinds: list[str]
+) -> None:
+    choice = toys.choose(
+        cache__pool_tokens=200 + 2 * pages, cache__page_size=pages, attention__backend="compiles",
+        schedule__chunked_prefill_size=-1,
+    )  # fmt: skip
+    found = load(choice.config, choice, zoo.folder("llama"), 99)
+    assert compiles.compiled == kinds
+    assert found.executor.stats() == {"forwards": 0, "attention_query_rows": 0, "replayed": 0}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_a_model_that_no_step_can_be_computed_of_is_refused_in_one_line(
+    toys: Toys, compiles: Compiles, zoo, kind: type[BaseException]
+) -> None:
+    choice = toys.choose(cache__pool_tokens=200, attention__backend="compiles")
+    compiles.raises = kind("no\nkernel image")
+    with pytest.raises(ModelError) as caught:
+        load(choice.config, choice, zoo.folder("llama"), 99)
+    problem = f"no step of llama can be computed with attention compiles: {kind.__name__}: no kernel image"
+    assert str(caught.value) == f"{problem}; choose another attention.backend, or another model"
 
 
 def test_what_the_files_tell_is_refused_before_weights_are_read(

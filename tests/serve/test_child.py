@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rtk.frames import send
 from rtk.observe.logs import LogSetup
-from rtk.observe.wire import send
 from rtk.serve.processes.child import Setup
 from rtk.serve.processes.wire import Meeting
 

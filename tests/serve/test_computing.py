@@ -5,6 +5,7 @@ import weakref
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_tokenizer import byte_level
 
 from rtk import Engine
@@ -12,6 +13,7 @@ from rtk.config.load import config_from
 from rtk.errors import ConfigError
 from rtk.model.inline_executor import InlineExecutor
 from rtk.model.thread_executor import ThreadExecutor
+from rtk.native import Unavailable
 from rtk.plugin import Capabilities
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
@@ -33,6 +35,20 @@ def test_the_summary_shows_the_arithmetic(zoo):
     assert "64 tokens asked for, + a page of 16, x 256 B" in computing.summary
     assert (computing.limits.pool_tokens, computing.limits.page_size) == (64, 16)
     assert "\n" not in computing.summary
+
+
+def test_kernels_of_model_and_plugin_are_built_in_the_configured_cache_folder(zoo, tmp_path, monkeypatch):
+    asked = []
+
+    def none(source, cache):
+        asked.append((source.name, cache))
+        raise Unavailable("none here")
+
+    monkeypatch.setattr("rtk.native._library", none)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    build(zoo, model__cache_dir=str(tmp_path))
+    folder = tmp_path / "native"
+    assert set(asked) == {("attention.cpp", folder), ("kernels.cpp", folder), ("panels.cpp", folder)}
 
 
 def test_what_it_builds_serves(zoo):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import logging.config
+import re
 
 import pytest
 from fake_scheduler import LENGTH, Finish, Gate, Verdict, saying
@@ -200,17 +201,21 @@ def test_what_clients_send_is_logged_where_it_is_asked_for(caplog, monkeypatch):
 
 def test_a_line_for_each_request(caplog):
     with over(keys=ApiKeys([("acme", "k")])) as http:
-        headers = {"Authorization": "Bearer k"}
+        headers = {"Authorization": "Bearer k", "x-request-id": "mine"}
         http.run(http.request("POST", "/v1/completions?x=s3cret", {"prompt": MARK, "rid": "r\u00e9"}, headers=headers))
-        http.run(http.request("POST", "/generate", {"text": "x", "temperature": 5, "rid": "g"}))
+        http.run(http.request("POST", "/generate", {"text": "x", "rid": "g"}, headers={"x-request-id": "no key"}))
+        http.run(http.request("POST", "/generate", {"text": "x", "rid": "g"}, headers={"Authorization": "Bearer k"}))
         http.run(http.request("GET", "/no%0A%1B[31mWARNING: x/" + "p" * 300, headers=headers))
     records = [record for record in caplog.records if record.name == "rtk.access"]
     found = [record.message.replace(f"{record.seconds:.3f}", "T") for record in records]
     assert found == [
-        "POST /v1/completions 200 T s; r\u00e9; tenant acme",
-        "POST /generate 401 T s",
-        "GET /no\\n\\x1b[31mWARNING: x/" + "p" * 180 + " 404 T s; tenant acme",
+        "POST /v1/completions 200 T s; r\u00e9; x-request-id mine; tenant acme",
+        f"POST /generate 401 T s; x-request-id {records[1].x_request_id}",
+        "POST /generate 200 T s; g; tenant acme",
+        "GET /no\\n\\x1b[31mWARNING: x/" + "p" * 180 + " 404 T s; x-request-id mine; tenant acme",
     ]
+    named = [record.x_request_id for record in records]
+    assert (named[0], re.fullmatch("[0-9a-f]{32}", named[1]) is None, named[2:]) == ("mine", False, ["g", "mine"])
     record = records[0]
     assert (record.method, record.path, record.status, record.rid, record.tenant, record.whole) == (
         "POST", "/v1/completions", 200, "r\u00e9", "acme", True

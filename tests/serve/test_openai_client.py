@@ -89,6 +89,12 @@ def test_completions(client):
         assert [top for one in told for top in one.top_logprobs] == choice.logprobs.top_logprobs
 
 
+def test_the_clients_name_of_a_request(client):
+    answer = client.completions.create(model=MODEL, prompt="a", extra_headers={"X-Request-Id": "mine"})
+    assert answer._request_id == "mine"
+    assert (answer := client.completions.create(model=MODEL, prompt="a"))._request_id == answer.id
+
+
 def test_scoring_of_a_prompt(client):
     answer = client.completions.create(model=MODEL, prompt="xyz", max_tokens=0, echo=True, logprobs=0)
     (choice,) = answer.choices

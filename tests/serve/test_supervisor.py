@@ -206,7 +206,7 @@ def test_one_that_is_silent_while_it_starts_counts_as_dead_too(start, monkeypatc
 
     monkeypatch.setattr(FakeGeneration, "hangs", 2)
     FakeGeneration.made.clear()
-    engine, told = start(restart=True, dead_after_s=0.02), threading.Event()
+    engine, told = start(restart=True, unwell_after_s=0.02, dead_after_s=0.02), threading.Event()
     engine.when_lost(told.set)
     FakeGeneration.made[0].dies()
     assert told.wait(WAIT_S)

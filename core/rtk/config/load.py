@@ -208,6 +208,8 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1])
 
 
+SHORT = 8
+"""Characters of a secret that no other word has in it by chance."""
 INDEX = re.compile(r"\d+")
 A_KEY = "[key]"
 """Where pydantic found a fault with the key of a mapping."""
@@ -257,8 +259,12 @@ def _together(section: str, reason: str, given: Mapping[str, Given]) -> Refusal:
 
 def _masked(reason: str, at_fault: str, keys: KeyTable, given: Mapping[str, Given]) -> str:
     """A message without the secrets at or below `at_fault`: a plugin's own validator may quote anything."""
-    for path, one in given.items():
-        if _inside(path, at_fault) and keys.by_path[path].is_secret:
-            for text in _texts(one.value):
-                reason = reason.replace(text, MASK)
-    return reason
+    secret = [one.value for path, one in given.items() if _inside(path, at_fault) and keys.by_path[path].is_secret]
+    texts = sorted({text for value in secret for text in _texts(value)}, key=len, reverse=True)
+    return re.sub("|".join(map(_quoted, texts)), MASK, reason) if texts else reason
+
+
+def _quoted(secret: str) -> str:
+    """A pattern of a secret in a message: a short one is looked for as a word of its own, since it may be in any."""
+    pattern = re.escape(secret)
+    return pattern if len(secret) >= SHORT else rf"(?<!\w){pattern}(?!\w)"

@@ -95,7 +95,8 @@ class ModelConfig(Section):
     )
     trust_remote_code: bool = Field(default=False, description="run Python code that comes with a checkpoint")
     cache_dir: Annotated[Path, AfterValidator(at_home)] = Field(
-        default_factory=_cache_dir, description="folder for fetched and imported models"
+        default_factory=_cache_dir,
+        description="folder for fetched and imported models, and for kernels that are compiled here",
     )
     cuda_graphs: bool | None = Field(
         default=None,

@@ -220,3 +220,12 @@ class ServeConfig(Section):
         if self.restart and self.in_process:
             raise ValueError("restart starts processes again, and in_process has none; leave one of them out")
         return self
+
+    @model_validator(mode="after")
+    def _who_is_dead_was_unwell(self) -> Self:
+        if self.unwell_after_s > self.dead_after_s:
+            raise ValueError(
+                f"unwell_after_s = {self.unwell_after_s:g} is more than dead_after_s = {self.dead_after_s:g}, so that "
+                "/health would never tell of a process before it is killed; lower the one or raise the other"
+            )
+        return self

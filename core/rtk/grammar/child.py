@@ -10,8 +10,8 @@ import time
 
 import msgspec
 
+from rtk.frames import HEADER
 from rtk.grammar.process import STATUS, Answer
-from rtk.observe.wire import HEADER
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Libraries that compute start no threads, which would be lost in a fork."""
@@ -21,8 +21,8 @@ class GoneError(Exception):
     """What was to answer has ended, or was killed: `str(error)` says how."""
 
 
-class Process:
-    """The engine's end of a process, and of the fork that serves. Belongs to one thread, but for `stop` and `kill`."""
+class ForkServer:
+    """The engine's end of a process that has a fork of itself serve. One thread's, but for `stop` and `kill`."""
 
     def __init__(self, hello: bytes, module: str = "rtk.grammar.process") -> None:
         """Starts it, at the `main` of a module. Raises `OSError` where the system has no more."""

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from rtk.errors import RequestError
-from rtk.grammar.child import GoneError, Process
+from rtk.frames import receive, send
+from rtk.grammar.child import ForkServer, GoneError
 from rtk.grammar.forms import Choice, Forms, best
 from rtk.grammar.process import NICE, Unbuffered, die_with, keep_within, read
-from rtk.observe.wire import receive, send
 from rtk.plugin.grammar import WHITESPACE, GrammarBackend
 from rtk.plugin.info import Options
 from rtk.plugin.registry import Registered
@@ -63,8 +63,8 @@ class Judges(Forms):
         self._hello = pickle.dumps(({name: plugins[name] for name in self._backends}, memory_bytes))
         self._limit_s = limit_s
         self._change = threading.Lock()
-        self._idle: list[Process] = []
-        self._busy: set[Process] = set()
+        self._idle: list[ForkServer] = []
+        self._busy: set[ForkServer] = set()
         self._closed = False
 
     def choose(self, kind: str, text: str, whitespace: int) -> Choice:
@@ -96,7 +96,7 @@ class Judges(Forms):
         finally:
             self._given_back(process, whole=done)
 
-    def _taken(self) -> Process:
+    def _taken(self) -> ForkServer:
         """A process that waits for a question."""
         with self._change:
             if self._closed:
@@ -106,7 +106,7 @@ class Judges(Forms):
             process.close()
             return self._taken()
         if process is None:
-            process = Process(self._hello, "rtk.grammar.judges")
+            process = ForkServer(self._hello, "rtk.grammar.judges")
             try:
                 process.reply(START_S)
             except BaseException:
@@ -116,7 +116,7 @@ class Judges(Forms):
             self._busy.add(process)
         return process
 
-    def _given_back(self, process: Process, *, whole: bool) -> None:
+    def _given_back(self, process: ForkServer, *, whole: bool) -> None:
         with self._change:
             self._busy.discard(process)
             if whole and not self._closed:

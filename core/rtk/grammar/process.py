@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, NoReturn
 import msgspec
 
 from rtk.errors import MAX_REASON, PluginError, one_line, printable
-from rtk.observe.wire import receive, send
+from rtk.frames import receive, send
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import GrammarBackend, Matcher, Spec, Vocabulary, packed, unpacked
 from rtk.plugin.info import Options

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from rtk.grammar.child import GoneError, Process
+from rtk.grammar.child import ForkServer, GoneError
 from rtk.grammar.process import Answer, Job, Setup
 from rtk.observe.logs import loggable
 from rtk.plugin.grammar import Matcher, unpacked
@@ -67,7 +67,7 @@ class Order:
         self.tried = False
         """Whether its first try is over."""
         self.cancelled = False
-        self.process: Process | None = None
+        self.process: ForkServer | None = None
         """The one that is busy with it."""
 
 
@@ -150,7 +150,7 @@ class Workers:
     def _may_be_slow(self) -> bool:
         return sum(order.tried for order in self._running) < max(1, self._most - 1)
 
-    def take(self, order: Order, process: Process) -> None:
+    def take(self, order: Order, process: ForkServer) -> None:
         """The process is to be killed where the job is cancelled. Raises `GoneError` where it is already."""
         with self._change:
             if order.cancelled:
@@ -187,7 +187,7 @@ class _Worker:
 
     def __init__(self, pool: Workers) -> None:
         self._pool = pool
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, ForkServer] = {}
 
     def run(self) -> None:
         """Until the pool is closed. The processes must end in the thread that has started them."""
@@ -240,7 +240,7 @@ class _Worker:
             return None
         return self._read(answer, order, time.monotonic() - began)
 
-    def _begin(self, order: Order) -> tuple[Process, Answer]:
+    def _begin(self, order: Order) -> tuple[ForkServer, Answer]:
         """The process, and its first answer. One that ends meanwhile is replaced."""
         backend, job = order.job.backend, msgspec.msgpack.encode(order.job)
         if backend in self._processes:
@@ -249,15 +249,15 @@ class _Worker:
                 return self._processes[backend], self._asked(order, self._processes[backend], job)
             except GoneError:  # whether it has taken the job in is not known
                 self._end(backend)
-        process = self._processes[backend] = Process(self._pool.hello(backend))
+        process = self._processes[backend] = ForkServer(self._pool.hello(backend))
         return process, self._asked(order, process, job)
 
-    def _asked(self, order: Order, process: Process, job: bytes) -> Answer:
+    def _asked(self, order: Order, process: ForkServer, job: bytes) -> Answer:
         self._pool.take(order, process)
         process.send(job)
         return process.answer(START_S)
 
-    def _awaited(self, order: Order, process: Process) -> Answer | None:
+    def _awaited(self, order: Order, process: ForkServer) -> Answer | None:
         """The second; None where it is to make room."""
         quick, limit = self._pool.quick_s, self._pool.limit_s
         if order.tried or quick >= limit:

@@ -16,6 +16,7 @@ import torch
 
 from rtk.errors import one_line
 from rtk.plugin import AttentionBackend, BatchView, Workspace
+from rtk.plugin.foreign import contained
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,9 @@ class DecodeGraphs:
         for rows in reversed(sizes(most)):
             try:
                 self._graphs.insert(0, self._captured(rows, record))
-            except Exception as error:  # noqa: BLE001 - whatever cannot be captured can be computed without
+            except BaseException as error:  # whatever cannot be captured can be computed without
+                if not contained(error):
+                    raise
                 if _out_of_memory(error):
                     failures.append(f"none for {rows} rows: memory does not suffice")
                     continue

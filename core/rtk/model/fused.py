@@ -6,7 +6,6 @@ layers of known classes are computed by `rtk.model.layers`; what they multiply b
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -40,10 +39,10 @@ CLOSE = 1e-4
 
 
 @one_thread()
-def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: Quantizer | None = None) -> int:
+def fuse_layers(loaded: LoadedModel, quantizer: Quantizer | None = None) -> int:
     """Replace what can be replaced of a model that was probed; returns how many layers.
 
-    Kernels are built into `cache_dir`; None: the user's for rtk. With a quantizer, weights of these layers are rounded.
+    With a quantizer, weights of these layers are rounded.
 
     A layer is replaced only where the replacement adds the same to random input, so a layer that was changed, or a
     release of transformers that computes otherwise, goes without. Costs two forwards of a few tokens and, one layer at
@@ -61,8 +60,8 @@ def fuse_layers(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: Q
     recorder, wanted = record(loaded)
     for hook in hooks:
         hook.remove()
-    maker = Maker(cache_dir)
-    rounding = None if quantizer is None else Maker(cache_dir, quantizer)
+    maker = Maker()
+    rounding = None if quantizer is None else Maker(quantizer)
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:
@@ -223,9 +222,9 @@ class _Hidden(NamedTuple):
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, width] of batch indices [n]; overwritten by whatever is computed next."""
-        x = self.x[rows]
+        x, answer = (of.index_select(0, rows) for of in (self.x, self.answer))
         self.last.common.resize(len(x))
-        return self.last.common.norm(x, self.last.after(x, self.answer[rows]), self.norm)
+        return self.last.common.norm(x, self.last.after(x, answer), self.norm)
 
 
 class _FusedBody:

@@ -148,10 +148,10 @@ class NativeKernels:
         return self._gated
 
 
-def functions(cache: Path) -> ctypes.CDLL | None:
-    """The functions of `kernels.cpp`, compiled into the folder `cache`; None where that cannot be had."""
+def functions() -> ctypes.CDLL | None:
+    """The functions of `kernels.cpp`; None where they cannot be had."""
     try:
-        return _typed(library(SOURCE, cache))
+        return _typed(library(SOURCE))
     except Unavailable as error:
         log.info("%s; layers take longer without them", error)
         return None

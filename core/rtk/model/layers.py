@@ -15,7 +15,6 @@ import torch
 from rtk.model.kernels import Kernels, NativeKernels, Norm, Shape, TorchKernels, functions
 from rtk.model.linear import Kernel, Linear, Packer
 from rtk.model.panels import Pack, Panels
-from rtk.model.store import default_cache_dir
 from rtk.native import Unavailable, library
 
 SOURCE = Path(__file__).with_name("layers.cpp")
@@ -152,9 +151,9 @@ Owed = tuple[int, torch.Tensor]
 class Between:
     """From one attention to the next in one call, into buffers for as many rows as the largest step had."""
 
-    def __init__(self, shape: Shape, cache: Path) -> None:
+    def __init__(self, shape: Shape) -> None:
         """Raises `rtk.native.Unavailable`."""
-        found = library(SOURCE, cache)
+        found = library(SOURCE)
         self._call = found.between
         self._call.argtypes, self._call.restype = [_POINTER] * 6, None
         found.scratch.argtypes, found.scratch.restype = [_LONG, _LONG], _LONG
@@ -233,19 +232,18 @@ class InOneCall:
 class Maker:
     """Makes the layers of a model."""
 
-    def __init__(self, cache_dir: Path | None = None, packer: Packer | None = None) -> None:
-        """Kernels are built into `cache_dir`; None: the user's for rtk. `packer` makes products; None: of float32."""
-        cache = (cache_dir or default_cache_dir()) / "native"
-        self._packer = packer or Packer(cache_dir)
-        native = functions(cache)
+    def __init__(self, packer: Packer | None = None) -> None:
+        """`packer` makes products; None: of float32."""
+        self._packer = packer or Packer()
+        native = functions()
         self._kernels: Callable[[Shape], Kernels] = functools.cache(
             lambda shape: TorchKernels(shape) if native is None else NativeKernels(shape, native)
         )
-        self._between = functools.cache(functools.partial(Between, cache=cache))
+        self._between = functools.cache(Between)
 
     def make(self, parts: Parts, shape: Shape) -> Layer:
         """The fastest there is; holds copies of the weights only. Costs a copy of them while it packs."""
-        packs = [] if parts.act else self._panels(parts.products)
+        packs = self._panels(parts.products) if parts.act is None else []
         if len(packs) == len(parts.products):
             try:
                 return InOneCall(parts, packs, self._between(shape), shape)

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from rtk.errors import ConfigError, ModelError
+from rtk.model.latent import Latent
 from rtk.model.loader import LoadedModel
 from rtk.model.panels import SOURCE, Arena, Int8, Panels
 from rtk.model.record import record
-from rtk.model.store import default_cache_dir
 from rtk.model.threads import in_parallel, one_thread
 from rtk.native import Unavailable, library
 
@@ -75,14 +75,11 @@ Kernel = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 """From weight and bias."""
 
 
-def kernels(cache: Path) -> tuple[Kernel, ...]:
-    """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike.
-
-    What is compiled goes to `cache`.
-    """
+def kernels() -> tuple[Kernel, ...]:
+    """Those to try, the fastest first, by what the processor is: nothing is timed, so every start is alike."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512":
-        panels = functools.partial(Panels, cache=cache, arena=Arena())
+        panels = functools.partial(Panels, arena=Arena())
         return (panels, Mkl, OneDnn) if _vendor() == "GenuineIntel" else (panels, OneDnn)
     return (OneDnn,) if capability == "AVX2" else ()
 
@@ -99,9 +96,8 @@ def _vendor() -> str:
 class Packer:
     """Makes linear layers of weights [out, in], float32 on a CPU, and compares each with `F.linear`."""
 
-    def __init__(self, cache_dir: Path | None = None) -> None:
-        """Kernels are built into `cache_dir`; None: the user's for rtk."""
-        self.kernels = kernels((cache_dir or default_cache_dir()) / "native")
+    def __init__(self) -> None:
+        self.kernels = kernels()
         self._seen: set[torch.Size] = set()
 
     @torch.no_grad()
@@ -130,14 +126,14 @@ class Quantizer(Packer):
     wanted = "model.quantize = 'int8'"
     """What asks for it, for messages."""
 
-    def __init__(self, cache_dir: Path | None = None) -> None:
-        """As `Packer`. Raises `ConfigError` where the kernel cannot be had: no other computes the same."""
-        super().__init__(cache_dir)
+    def __init__(self) -> None:
+        """Raises `ConfigError` where the kernel cannot be had: no other computes the same."""
+        super().__init__()
         if torch.backends.cpu.get_cpu_capability() != "AVX512":
             raise ConfigError(f"{self.wanted}: its kernel needs a processor with AVX-512; leave it out")
-        self._cache, self._arena = (cache_dir or default_cache_dir()) / "native", Arena()
+        self._arena = Arena()
         try:
-            library(SOURCE, self._cache)
+            library(SOURCE)
         except Unavailable as error:
             raise ConfigError(f"{self.wanted}: {error}, or leave it out") from error
         self.size = 0
@@ -147,7 +143,7 @@ class Quantizer(Packer):
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """By our own kernel. Raises `ModelError` where integers cannot do it: a weight is not finite."""
         rounded = Int8.of(weight.detach())
-        make = functools.partial(Panels, rounded, bias, self._cache, self._arena)
+        make = functools.partial(Panels, rounded, bias, self._arena)
         made = self._first([make], rounded.weight(), bias)
         if made is None:
             raise ModelError(
@@ -194,15 +190,15 @@ def let_go(module: nn.Linear) -> None:
 
 
 @one_thread()
-def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: Quantizer | None = None) -> int:
-    """Pack the linear modules of a model that was probed; returns how many. Kernels are built into `cache_dir`.
+def pack_linears(loaded: LoadedModel, quantizer: Quantizer | None = None) -> int:
+    """Pack the linear modules of a model that was probed; returns how many.
 
     Experts are left alone: of those, a step reads some only. Nothing is packed where anything but the modules
     themselves reads their weights. Costs two forwards of a few tokens and, one at a time, a copy of the weights.
 
     With a quantizer, packed weights are rounded; raises `ModelError` where the model multiplies by others too.
     """
-    packer = quantizer or Packer(cache_dir)
+    packer = quantizer or Packer()
     if loaded.device.type != "cpu" or loaded.facts.dtype != "float32" or not packer.kernels:
         return 0
     named = loaded.model.named_modules()
@@ -212,7 +208,7 @@ def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: 
     for module in linears:
         module.forward = packer.pack(module.weight, module.bias)
         let_go(module)
-    if quantizer is not None and (left := _matrices(loaded.model)):
+    if quantizer is not None and (left := list(_matrices(loaded.model))):
         more = f" and {len(left) - 1} more" * (len(left) > 1)
         raise ModelError(
             f"{quantizer.wanted}: models of type {loaded.facts.kind!r} have weights that are not those of plain linear "
@@ -221,15 +217,15 @@ def pack_linears(loaded: LoadedModel, cache_dir: Path | None = None, quantizer: 
     return len(linears)
 
 
-def _matrices(model: nn.Module) -> list[str]:
+def _matrices(model: nn.Module) -> Iterator[str]:
     """Names of weights that are still there, but for vectors and embeddings: of those, a step reads few rows."""
-    return [
-        f"{name}.{own}"
-        for name, module in model.named_modules()
-        if not isinstance(module, nn.Embedding)
-        for own, weight in module.named_parameters(recurse=False)
-        if weight.dim() > 1 and weight.untyped_storage().nbytes() >= weight.nbytes
-    ]
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "expand_kv", None), Latent):
+            yield f"{name}.kv_b_proj.weight"  # it is there in parts
+        if not isinstance(module, nn.Embedding):
+            for own, weight in module.named_parameters(recurse=False):
+                if weight.dim() > 1 and weight.untyped_storage().nbytes() >= weight.nbytes:
+                    yield f"{name}.{own}"
 
 
 def is_plain(module: nn.Module) -> bool:

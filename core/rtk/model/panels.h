@@ -41,9 +41,9 @@ inline Vec load(const int8_t *weights) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(weights))));
 }
 
-// R rows of x by a panel to `columns` columns of y; in front of each k, F lines of `next` are fetched. Unless
-// it is the first pass, y has the sums so far, and these are gone on with: sums do not depend on where passes end. With
-// `scales` a pass has a sum of its own, which is multiplied by them. `bias` is added by the last pass, null in others.
+// R rows of x by a panel to `columns` columns of y; in front of each k, F lines of `next` are fetched. Unless it is the
+// first pass, y has the sums so far, and these are gone on with: sums do not depend on where passes end. With `scales` a
+// pass has a sum of its own, which is multiplied by them. `bias` is added by the last pass, null in others.
 template <int R, int F, class Weight>
 void tile(const float *x, long x_row, const Weight *panel, const float *scales, long depth, const Weight *next, float *y,
           long y_row, long columns, const float *bias, bool first) {

@@ -75,9 +75,9 @@ class Pack(ctypes.Structure):
 class Panels:
     """x Wᵀ + b of a weight that is packed as `panels.h` says; the original is not kept."""
 
-    def __init__(self, weight: torch.Tensor | Int8, bias: torch.Tensor | None, cache: Path, arena: Arena) -> None:
+    def __init__(self, weight: torch.Tensor | Int8, bias: torch.Tensor | None, arena: Arena) -> None:
         """`weight` [out, in] and `bias` [out] are float32 on a CPU. Raises `rtk.native.Unavailable`."""
-        functions = library(SOURCE, cache)
+        functions = library(SOURCE)
         functions.panel_columns.restype = _LONG
         self._product = functions.product
         self._product.argtypes = [_POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG]

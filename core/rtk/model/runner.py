@@ -15,7 +15,7 @@ from rtk.model.cuda_graphs import DecodeGraphs, Record
 from rtk.model.loader import LoadedModel
 from rtk.model.threads import one_thread
 from rtk.model.transfer import on_device
-from rtk.plugin import AttentionBackend, BatchView, LayerCall, Workspace
+from rtk.plugin import AttentionBackend, BatchView, LayerCall, SharedRun, Workspace
 from rtk.schedule.batch import SAMPLED_LAST, StepPlan
 
 
@@ -62,6 +62,36 @@ class ModelRunner:
         self._sampled_last = torch.zeros(rows, dtype=torch.int64, device=loaded.device)
         self._verified = False
         self._graphs: DecodeGraphs | None = None
+
+    @one_thread()
+    def warm_up(self) -> None:
+        """Compute steps of padding, as all later ones are: a prompt, decoding rows, and such that share a told prefix.
+
+        What is compiled when it is first needed is compiled now, and what cannot compute shows. Row 0 of the table is
+        never used. Raises what model and backend raise.
+        """
+        page_size, context = self._pool.layout.page_size, self._table.shape[1]
+        self._pad(1, q_len=min(4, context), kv_len=min(4, context))
+        self._pad(2, q_len=1, kv_len=min(page_size + 1, context))
+        if page_size < context:
+            prefix = SharedRun(np.arange(2, dtype=np.int32), 0, page_size)
+            self._pad(2, q_len=1, kv_len=page_size + 1, shared=(prefix,))
+
+    def _pad(self, rows: int, q_len: int, kv_len: int, shared: tuple[SharedRun, ...] = ()) -> None:
+        count = rows * q_len
+        nothing = torch.zeros(count, dtype=torch.int64, device=self._loaded.device)
+        view = BatchView(
+            q_lens=np.full(rows, q_len, np.int32),
+            kv_lens=np.full(rows, kv_len, np.int32),
+            req_rows=np.zeros(rows, np.int32),
+            req_to_token=self._table,
+            slots=nothing,
+            page_size=self._pool.layout.page_size,
+            shared=shared,
+        )
+        positions = self._tensor(np.tile(np.arange(kv_len - q_len, kv_len), rows))
+        plan = self._backend.plan(view, self._workspace)
+        self._forward(plan, view.slots, nothing, positions, torch.arange(count, device=nothing.device))
 
     def capture(self, most: int, record: Record) -> list[int]:
         """Capture graphs for steps of up to `most` decoding rows, before the first step; returns the rows of each.

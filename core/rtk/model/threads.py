@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 import torch
@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 def in_parallel(function: Callable[[], T]) -> T:
     """Call it, inside of `one_thread` too, with as many threads as torch has outside.
 
-    It runs in a thread of its own, whose team of workers ends with it.
+    It runs in a thread of its own, whose team of workers ends with it, with the caller's context variables.
     """
     here = torch.get_num_threads()
     threads = _outside.get() or here
@@ -44,6 +44,6 @@ def in_parallel(function: Callable[[], T]) -> T:
 
     try:
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(run).result()
+            return thread.submit(copy_context().run, run).result()
     finally:
         torch.set_num_threads(here)  # part of it is common to all threads

@@ -6,7 +6,6 @@ compiler and processor. Kernels use the OpenMP runtime that torch brought: two r
 as there are cores, each waiting actively for its next turn.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,7 +15,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from rtk.errors import one_line
 
@@ -31,27 +35,41 @@ class Unavailable(ImportError):  # noqa: N818 - an answer: the caller goes on wi
     """The kernels cannot be had on this machine; says why, and what would help."""
 
 
-def library(source: Path, cache: Path) -> ctypes.CDLL:
-    """The functions of a source file, compiled into the folder `cache` unless they are there. Raises `Unavailable`.
+_folder: ContextVar[Path | None] = ContextVar("rtk_native_folder", default=None)
 
-    It may include headers that lie beside it. What was refused once is refused at once from then on: a model asks for
-    each of its layers, and a compiler that fails may take its time to.
+
+@contextmanager
+def built_in(folder: Path) -> Iterator[None]:
+    """Inside, whoever asks for kernels has them built in this folder."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def library(source: Path) -> ctypes.CDLL:
+    """The functions of a source file. Raises `Unavailable`.
+
+    They are compiled, unless they are there, into the folder of `built_in`; where nobody names one, into the user's
+    cache for rtk. A source may include headers that lie beside it. What was refused once is refused at once from then
+    on: a model asks for each of its products, and a compiler may take its time to fail.
     """
-    found = _tried(source, cache)
+    found = _library(source, _folder.get() or user_cache_path("rtk") / "native")
     if isinstance(found, Unavailable):
         raise Unavailable(*found.args) from found.__cause__
     return found
 
 
 @functools.cache
-def _tried(source: Path, cache: Path) -> ctypes.CDLL | Unavailable:
+def _library(source: Path, cache: Path) -> ctypes.CDLL | Unavailable:
     try:
-        return _library(source, cache)
+        return _built(source, cache)
     except Unavailable as refusal:
         return refusal
 
 
-def _library(source: Path, cache: Path) -> ctypes.CDLL:
+def _built(source: Path, cache: Path) -> ctypes.CDLL:
     if platform.system() != "Linux":
         raise Unavailable(f"{source.stem} kernels are built on Linux only")
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -63,7 +81,7 @@ def _library(source: Path, cache: Path) -> ctypes.CDLL:
             raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
         built = cache / f"{source.stem}-{_digest(compiler, source, openmp)}.so"
         if built.is_file():
-            with contextlib.suppress(OSError):  # what a disk spoiled is built again
+            with suppress(OSError):  # what a disk spoiled is built again
                 return ctypes.CDLL(str(built))
         _build(compiler, source, openmp, built)
         return ctypes.CDLL(str(built))
@@ -85,7 +103,8 @@ def _digest(compiler: str, source: Path, openmp: Path) -> str:
     digest = hashlib.sha256()
     sources = [file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h")))]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S).stdout
-    for part in (*sources, compiler, str(openmp), version, _processor(), *FLAGS):
+    parts: tuple[bytes | str, ...] = (*sources, compiler, str(openmp), version, _processor(), *FLAGS)
+    for part in parts:
         digest.update(part if isinstance(part, bytes) else os.fsencode(part))
         digest.update(b"\0")
     return digest.hexdigest()[:16]

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from rtk.errors import PluginError, one_line
+from rtk.frames import send
 from rtk.observe.logs import setup_of
-from rtk.observe.wire import REQUEST, STEP, send
+from rtk.observe.process import REQUEST, STEP
 from rtk.plugin.info import Options
 from rtk.plugin.observer import RequestReport, StepReport
 from rtk.plugin.registry import INSTEAD, Registered

@@ -15,12 +15,15 @@ from typing import Any, BinaryIO
 import msgspec
 
 from rtk.errors import PluginError, one_line
+from rtk.frames import receive
 from rtk.observe.logs import use
-from rtk.observe.wire import STEP, receive
 from rtk.plugin.foreign import contained
 from rtk.plugin.observer import Observer, RequestReport, StepReport
 
 log = logging.getLogger(__name__)
+
+STEP, REQUEST = 0, 1
+"""What stands before a report in a frame, which is a list of pairs in MessagePack."""
 
 LIMIT = 1024
 """Reports that wait here; more wait in the pipe and then in the engine, which drops what is too much."""

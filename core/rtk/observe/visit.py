@@ -49,6 +49,7 @@ class Visit:
         "ended",
         "finishes",
         "first_token",
+        "name",
         "output_tokens",
         "prompt_tokens",
         "rids",
@@ -57,6 +58,8 @@ class Visit:
     def __init__(self) -> None:
         self.began, self.began_at = monotonic(), time()
         """By the clock that only runs forward, and by that on the wall."""
+        self.name = ""
+        """What client and server call the request itself, from the head of its answer on (`x-request-id`)."""
         self.rids: tuple[str, ...] = ()
         """The ids by which the client, and `/requests/{rid}/explain`, know what is generated; none: nothing is."""
         self.first_token: float | None = None

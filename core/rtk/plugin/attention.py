@@ -7,6 +7,7 @@ One batch is flattened: T query tokens of B rows, one after the other. Row b com
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class KVLayout:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes that one slot takes over all layers."""
-        per_layer = sum(int(np.prod(b.shape)) * DTYPE_BYTES[b.dtype] for b in self.buffers)
+        per_layer = sum(math.prod(b.shape) * DTYPE_BYTES[b.dtype] for b in self.buffers)
         return self.layers * per_layer
 
     @property

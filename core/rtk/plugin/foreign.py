@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -44,14 +45,15 @@ def raise_in(thread: int, kind: type[BaseException] | None) -> None:
 def in_time(ask: Callable[[], Answer], limit_s: float, *, name: str, module: str) -> Answer:
     """What `ask` answers or raises, in a thread of its own; raises `TooLateError` where that takes too long.
 
-    The thread is then left behind. A module that it is importing stays locked, so nobody else can import it. `name` is
-    the thread's, `module` one of the package whose code it is.
+    The thread is then left behind. A module that it is importing stays locked, so nobody else can import it. It has the
+    caller's context variables; `name` is the thread's, `module` one of the package whose code it is.
     """
     outcome: Future[Answer] = Future()
+    context = copy_context()
 
     def answer() -> None:
         try:
-            outcome.set_result(ask())
+            outcome.set_result(context.run(ask))
         except LeftBehind:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again where somebody waits

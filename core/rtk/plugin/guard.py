@@ -104,10 +104,15 @@ class GuardedEviction:
         self.facts = FACTS
         self.faulted = False
         """Set once: every key given before is void and the heap must be rebuilt."""
-        if isinstance(policy.facts, Set):
-            self.facts = frozenset(policy.facts)
-        else:
-            self.fault("its facts are no set")
+        try:
+            if isinstance(declared := policy.facts, Set):
+                self.facts = frozenset(declared)
+            else:
+                self.fault("its facts are no set")
+        except BaseException as error:
+            if not contained(error):
+                raise
+            self.fault(f"its facts cannot be had: {one_line(error)}")
         self.on_insert: Callable[[NodeView], None] | None = self._teller("on_insert")
         self.on_hit: Callable[[NodeView], None] | None = self._teller("on_hit")
         self.on_evict: Callable[[NodeView, tuple[Any, ...]], None] | None = self._teller("on_evict")

@@ -3,11 +3,11 @@
 import difflib
 import functools
 import importlib
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from rtk.errors import PluginError, one_line
+from rtk.errors import PluginError, RtkError, one_line
 from rtk.plugin.attention import AttentionBackend, Capabilities
 from rtk.plugin.eviction import FACTS, EvictionPolicy
 from rtk.plugin.foreign import TooLateError, contained, in_time
@@ -17,6 +17,7 @@ from rtk.plugin.observer import Observer
 from rtk.plugin.schedule import SchedulePolicy
 from rtk.plugin.storage import Storage
 
+Answer = TypeVar("Answer")
 CONTRACTS: dict[Kind, type] = {
     "eviction": EvictionPolicy,
     "schedule": SchedulePolicy,
@@ -84,12 +85,30 @@ class Registered:
 
     def build_in_time(self, options: Options) -> Any:
         """As `build`, in a thread of its own, which is left behind with a `PluginError` where it does not end."""
-        build = functools.partial(self.build, options)
+        return self.ask_in_time(functools.partial(self.build, options), "be built")
+
+    def ask_in_time(self, ask: Callable[[], Answer], what: str) -> Answer:
+        """What code of the plugin's answers, in a thread of its own, which is left behind where it does not end.
+
+        Raises `RtkError` as it does, and `PluginError` that it cannot do `what` where it raises anything else, or is
+        too late.
+        """
+
+        def answer() -> Answer:
+            try:
+                return ask()
+            except RtkError:
+                raise
+            except BaseException as error:
+                if not contained(error):
+                    raise
+                raise PluginError(f"{self.label} cannot {what}: {one_line(error)}; {INSTEAD}") from error
+
         try:
-            return in_time(build, BUILD_S, name=f"rtk-build-{self.plugin.name}", module=self.module)
+            return in_time(answer, BUILD_S, name=f"rtk-ask-{self.plugin.name}", module=self.module)
         except TooLateError:
-            late = f"it was not built within {BUILD_S:g} s; {INSTEAD}"
-            raise PluginError(f"{self.label} cannot be used: {late}") from None
+            late = f"it has not ended within {BUILD_S:g} s"
+            raise PluginError(f"{self.label} cannot {what}: {late}; {INSTEAD}") from None
 
     def _problem(self, built: object) -> str:
         """Why the host cannot work with what the target made; empty if it can."""
@@ -104,8 +123,9 @@ class Registered:
             and type(built).order is SchedulePolicy.order
         ):
             return "its class overrides neither rank nor order"
-        if isinstance(built, AttentionBackend) and not _is_sound(getattr(built, "capabilities", None)):
-            return f"{self.plugin.target} has no capabilities of sets of words, page sizes from 1 up, and whole numbers"
+        if isinstance(built, AttentionBackend):
+            declared = declared_by(built)
+            return declared if isinstance(declared, str) else ""
         if isinstance(built, GrammarBackend) and not (
             isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
         ):
@@ -113,20 +133,43 @@ class Registered:
         return ""
 
 
-def _is_sound(declared: object) -> bool:
+def declared_by(attention: AttentionBackend) -> Capabilities | str:
+    """What a backend declares, read once, without code of its own in it; or why the host cannot work with that.
+
+    Raises what reading it raises.
+    """
+    declared = getattr(attention, "capabilities", None)
     if not isinstance(declared, Capabilities):
-        return False
-    pages = {1} if declared.page_sizes is None else declared.page_sizes
-    majors = frozenset[int]() if declared.compute_capabilities is None else declared.compute_capabilities
-    sets = declared.devices, declared.dtypes, declared.features, declared.kinds, pages, majors
-    if not all(isinstance(one, Set) for one in sets) or not pages:
-        return False
-    words = (*declared.devices, *declared.dtypes, *declared.features, *declared.kinds)
-    numbers = (*pages, *majors, declared.preference)
-    known = all(isinstance(one, str) for one in words) and all(
-        isinstance(one, int) and not isinstance(one, bool) for one in numbers
-    )
-    return known and min(pages) >= 1
+        return f"its capabilities are {declared!r}, not Capabilities"
+    plain = Capabilities(*(_plain(getattr(declared, field.name)) for field in fields(Capabilities)))
+    return next((f"its capabilities have {problem}" for problem in _unsound(plain)), plain)
+
+
+def _plain(value: Any) -> Any:
+    return frozenset(value) if isinstance(value, Set) else value
+
+
+def _unsound(declared: Capabilities) -> Iterator[str]:
+    for name in ("devices", "dtypes", "features", "kinds"):
+        words = getattr(declared, name)
+        if not (isinstance(words, Set) and all(isinstance(one, str) and one.isprintable() for one in words)):
+            yield f"{name} = {words!r}; a set of words is needed"
+    for name, least in (("page_sizes", 1), ("compute_capabilities", 0)):
+        numbers = getattr(declared, name)
+        if numbers is not None and not (
+            isinstance(numbers, Set) and all(_is_number(one) and one >= least for one in numbers)
+        ):
+            yield f"{name} = {numbers!r}; None or a set of numbers from {least} up is needed"
+    if declared.page_sizes is not None and not declared.page_sizes:
+        yield "no page_sizes; None means any"
+    if not _is_number(declared.preference):
+        yield f"preference = {declared.preference!r}; a whole number is needed"
+    if not isinstance(declared.graphs, bool):
+        yield f"graphs = {declared.graphs!r}; True or False is needed"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

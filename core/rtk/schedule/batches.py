@@ -9,8 +9,9 @@ from typing import Protocol
 from rtk.cache.pools import Pools
 from rtk.observe.logs import about
 from rtk.plugin.schedule import ScheduleContext
-from rtk.schedule.admission import AdmissionPlan, Attempt, CommitError, balance, commit, plan_admission
+from rtk.schedule.admission import AdmissionPlan, Attempt, balance, plan_admission
 from rtk.schedule.budget import Limits
+from rtk.schedule.commit import CommitError, commit
 from rtk.schedule.constraints import Constraints
 from rtk.schedule.ledger import Ledger
 from rtk.schedule.queue import WaitingQueue

@@ -7,9 +7,10 @@ from rtk.cache.lease import Lease
 from rtk.cache.pools import Pools
 from rtk.cache.slots import Slots
 from rtk.observe.logs import about
-from rtk.schedule.admission import detach, extend, give_back, next_slots
+from rtk.schedule.admission import next_slots
 from rtk.schedule.batch import TableWrite
 from rtk.schedule.budget import ceil_page
+from rtk.schedule.commit import detach, extend, give_back
 from rtk.schedule.flight import Flight
 from rtk.schedule.request import Request
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rtk.config.models import AttentionConfig, Config, ScheduleConfig
 from rtk.config.sections import options_field
 from rtk.errors import ConfigError, PluginError, RtkError, one_line
-from rtk.plugin.foreign import contained
-from rtk.plugin.registry import INSTEAD, OURS, Registered, Registry
+from rtk.native import built_in
+from rtk.plugin.registry import INSTEAD, OURS, Registered, Registry, declared_by
 
 if TYPE_CHECKING:
     from rtk.model.negotiation import Needs
@@ -25,8 +25,9 @@ class Backend:
     """An attention backend, with the page size that it would be used with and what keeps it from serving."""
 
     entry: Registered
-    attention: "AttentionBackend | None"
-    """None: it cannot be built."""
+    attention: "AttentionBackend | None" = None
+    declared: "Capabilities | None" = None
+    """What it declared as it was built. It and `attention` are None where that cannot be done."""
     page_size: int = 1
     problems: tuple[str, ...] = ()
     absent: bool = False
@@ -47,11 +48,6 @@ class Backend:
         """Smaller is better: by preference, rtk's own before others, by name. Those that cannot be built come last."""
         return self.declared is None, -self.preference, self.entry.origin.distribution != OURS, self.name
 
-    @property
-    def declared(self) -> "Capabilities | None":
-        """What it declares; None: it cannot be asked."""
-        return None if self.attention is None else self.attention.capabilities
-
     def why_not(self) -> str:
         """What keeps it from serving, in one piece of a line."""
         return "; ".join(self.problems)
@@ -63,6 +59,7 @@ class Settled:
 
     name: str
     attention: "AttentionBackend"
+    declared: "Capabilities"
     layout: "KVLayout"
     told: str
     """What was chosen and why, in one line."""
@@ -147,9 +144,9 @@ class Choice:
         """
         choice, needs, asked = self, None, frozenset[str]()
         while one := choice.best:
-            assert one.attention is not None
-            if needs is None or asked != one.attention.capabilities.kinds:
-                asked = frozenset(one.attention.capabilities.kinds)
+            assert one.attention is not None and one.declared is not None, "it was built"
+            if needs is None or asked != one.declared.kinds:
+                asked = one.declared.kinds
                 needs = ask(asked)
             judged = choice._judge(one, needs)
             try:
@@ -160,7 +157,8 @@ class Choice:
                 judged = replace(one, problems=(_told(error),))
             else:
                 if layout is not None:
-                    return Settled(one.name, one.attention, layout, f"attention {one.name}, {choice.why}")
+                    told = f"attention {one.name}, {choice.why}"
+                    return Settled(one.name, one.attention, one.declared, layout, told)
             choice = replace(choice, backends=tuple(judged if other is one else other for other in choice.backends))
         raise ConfigError(choice.refusal(needs))
 
@@ -209,8 +207,7 @@ def allowed(config: Config, registry: Registry, device: str) -> Choice:
     """Build the backend that is named, or all. Raises `PluginError` where one that is named cannot be built."""
     section = config.attention
     if section.backend not in AttentionConfig.words:
-        entry = registry.get("attention", section.backend)
-        return Choice(config, registry, device, (Backend(entry, entry.build_in_time(section.options())),))
+        return Choice(config, registry, device, (_built(config, registry.get("attention", section.backend)),))
     choice = every_backend(config, registry, device)
     for one in choice.backends:
         if one.declared is None and not one.absent:
@@ -221,20 +218,32 @@ def allowed(config: Config, registry: Registry, device: str) -> Choice:
 def every_backend(config: Config, registry: Registry, device: str) -> Choice:
     """Build every backend that is installed; one that cannot be built says why, and keeps nobody from serving."""
     entries = registry.of_kind("attention")
-    found = [_built(config, entry) for entry in entries if hasattr(config.attention, options_field(entry.plugin.name))]
+    found = [_tried(config, entry) for entry in entries if hasattr(config.attention, options_field(entry.plugin.name))]
     return Choice(config, registry, device, tuple(sorted(found, key=lambda one: one.order)))
 
 
 def _built(config: Config, entry: Registered) -> Backend:
+    def build() -> Backend:
+        attention = entry.build(config.attention.options(entry.plugin.name))
+        declared = declared_by(attention)
+        if isinstance(declared, str):
+            raise PluginError(f"{entry.label} cannot be used: its capabilities are others each time; {INSTEAD}")
+        return Backend(entry, attention, declared)
+
+    with built_in(config.model.cache_dir / "native"):
+        return entry.ask_in_time(build, "be built")
+
+
+def _tried(config: Config, entry: Registered) -> Backend:
     try:
-        return Backend(entry, entry.build_in_time(config.attention.options(entry.plugin.name)))
+        return _built(config, entry)
     except PluginError as error:
         cause = error.__cause__
         if cause is None or isinstance(cause, RtkError):
             why = str(cause or error).removeprefix(f"{entry.label} ")
         else:
             why = f"cannot be built: {one_line(cause)}"
-        return Backend(entry, None, problems=(why,), absent=isinstance(cause, ImportError))
+        return Backend(entry, problems=(why,), absent=isinstance(cause, ImportError))
 
 
 def _told(error: RtkError) -> str:
@@ -247,17 +256,16 @@ def _told(error: RtkError) -> str:
 
 def _layout(entry: Registered, attention: "AttentionBackend", page_size: int, needs: "Probe") -> "KVLayout":
     """How it keeps K/V. Raises `RtkError` where it does not say, or says what no pool can be made of."""
-    try:
+    from rtk.plugin.attention import BufferSpec, KVLayout
+
+    def ask() -> KVLayout:
         layout = attention.layout(needs.shape, page_size, needs.dtype)
-    except RtkError:
-        raise
-    except BaseException as error:
-        if not contained(error):
-            raise
-        raise PluginError(f"{entry.label} cannot lay out K/V: {one_line(error)}; {INSTEAD}") from error
-    if problem := _no_layout(layout, needs.shape.layers, page_size):
-        raise PluginError(f"{entry.label} cannot be used: {problem}; {INSTEAD}")
-    return layout
+        if problem := _no_layout(layout, needs.shape.layers, page_size):
+            raise PluginError(f"{entry.label} cannot be used: {problem}; {INSTEAD}")
+        buffers = (BufferSpec(one.name, one.shape, one.dtype) for one in layout.buffers)
+        return KVLayout(layout.layers, layout.page_size, tuple(buffers))  # without code of its own in it
+
+    return entry.ask_in_time(ask, "lay out K/V")
 
 
 def _no_layout(layout: object, layers: int, page_size: int) -> str:
@@ -268,15 +276,17 @@ def _no_layout(layout: object, layers: int, page_size: int) -> str:
         return f"its layout is a {type(layout).__name__}, not a KVLayout"
     if not _is_number(layout.page_size) or layout.page_size != page_size:
         return f"asked for pages of {page_size} tokens, it laid out pages of {layout.page_size!r}"
-    if layout.layers != layers:
+    if not _is_number(layout.layers) or layout.layers != layers:
         return f"asked for {layers} layers, it laid out {layout.layers!r}"
     buffers = layout.buffers
     if not isinstance(buffers, tuple) or not buffers or not all(isinstance(one, BufferSpec) for one in buffers):
         return "its layout has no tuple of buffers"
+    if not all(isinstance(one.name, str) for one in buffers):
+        return f"buffers of its layout have names that are no text: {', '.join(repr(one.name) for one in buffers)}"
     if len({one.name for one in buffers}) < len(buffers):
         return f"buffers of its layout have one name: {', '.join(repr(one.name) for one in buffers)}"
     for one in buffers:
-        if one.dtype not in DTYPE_BYTES:
+        if not isinstance(one.dtype, str) or one.dtype not in DTYPE_BYTES:
             return f"buffer {one.name!r} of its layout is of dtype {one.dtype!r}; there are {', '.join(DTYPE_BYTES)}"
         if not isinstance(one.shape, tuple) or not all(_is_number(n) and n >= 1 for n in one.shape):
             return f"buffer {one.name!r} of its layout has shape {one.shape!r}; it takes whole numbers from 1 up"

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rtk.config.models import Config
-from rtk.errors import ConfigError, one_line
+from rtk.errors import ConfigError, ModelError, RtkError, one_line
+from rtk.native import built_in
+from rtk.plugin.foreign import contained
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import Limits
 from rtk.schedule.executor import Executor
-from rtk.serve.backends import Choice, allowed, border, too_short
+from rtk.serve.backends import Choice, Settled, allowed, border, too_short
 
 if TYPE_CHECKING:
     from rtk.model.linear import Quantizer
     from rtk.model.loader import LoadedModel
+    from rtk.model.runner import ModelRunner
     from rtk.plugin import Capabilities, KVLayout
 
 log = logging.getLogger(__name__)
@@ -78,7 +81,8 @@ def quantizer(config: Config, device: str) -> "Quantizer | None":
     if device != "cpu" or model.dtype not in ("auto", "float32"):
         kind = f"on {device}" if device != "cpu" else f"and model.dtype = {model.dtype!r}"
         raise ConfigError(f"{Quantizer.wanted} {kind}: it is for float32 on a CPU; leave one of them out")
-    return Quantizer(model.cache_dir)
+    with built_in(model.cache_dir / "native"):
+        return Quantizer()
 
 
 def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Computing:
@@ -104,15 +108,17 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     log.info(settled.told)
     layout = settled.layout
     rounding = quantizer(config, device)
-    fuse_layers(loaded, config.model.cache_dir, rounding)
-    pack_linears(loaded, config.model.cache_dir, rounding)
+    with built_in(config.model.cache_dir / "native"):
+        fuse_layers(loaded, rounding)
+        pack_linears(loaded, rounding)
     size = loaded.facts.parameter_bytes if rounding is None else rounding.held(loaded.model)
     limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
     rows, context = limits.max_running + 1, limits.context_length
     runner = ModelRunner(loaded, settled.attention, pool, rows=rows, context_length=context)
-    if graphs(config, loaded.device.type, settled.attention.capabilities):
+    _warm_up(runner, loaded, settled)
+    if graphs(config, loaded.device.type, settled.declared):
         runner.capture(limits.max_running, cuda_recorder(loaded.device))
     overlap = overlaps(config, loaded.device.type)
     executor = InlineExecutor(runner, known)
@@ -128,6 +134,26 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
         overlap=overlap,
         mixed=mixes(config, loaded.device.type),
     )
+
+
+def _warm_up(runner: "ModelRunner", loaded: "LoadedModel", settled: Settled) -> None:
+    """Compute what can be computed of first steps while nobody waits for an answer, or for a sign of life.
+
+    Raises `RtkError` where it cannot.
+    """
+    if loaded.device.type != "cpu":
+        log.info("computing a first step; kernels that are compiled when they are first needed take minutes")
+    try:
+        runner.warm_up()
+    except RtkError:
+        raise
+    except BaseException as error:
+        if not contained(error):
+            raise
+        log.debug("a first step failed", exc_info=True)
+        kind, name = loaded.facts.kind, settled.name
+        problem = f"no step of {kind} can be computed with attention {name}: {one_line(error)}"
+        raise ModelError(f"{problem}; choose another attention.backend, or another model") from error
 
 
 def _limits(config: Config, loaded: "LoadedModel", layout: "KVLayout") -> tuple[Limits, str]:

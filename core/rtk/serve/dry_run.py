@@ -38,7 +38,7 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
     config = loaded.config
     tls = tls_context(config.serve.tls)
     build_policies(config)
-    build_grammar_backends(config)
+    grammars = [one.entry.plugin.name for one in build_grammar_backends(config)]
     start_observers(config).close()
     choice = choose_backend(config, registry)
     folder = find_model(config.model.path, cache_dir=config.model.cache_dir)
@@ -48,7 +48,7 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
         outline = _outline(config, folder, choice.device)
         choice = choice.narrowed(outline)
         lines = [*_model(config, folder, outline, choice)]
-    lines += _plugins(config, registry, choice)
+    lines += _plugins(config, registry, choice, grammars)
     serve = config.serve
     host = f"[{serve.host}]" if ":" in serve.host else serve.host
     lines.append(
@@ -97,10 +97,11 @@ def _pool(config: Config, kind: str, longest: int, page: int) -> str:
     return f"KV pool: up to {most:,} tokens in pages of {page:,}, from {share:g} of what is free beside the weights"
 
 
-def _plugins(config: Config, registry: Registry, choice: Choice) -> Iterator[str]:
+def _plugins(config: Config, registry: Registry, choice: Choice, grammars: list[str]) -> Iterator[str]:
     for section in (getattr(config, name) for name in PLUGIN_SECTIONS):
         attends = section.kind == "attention"
-        for chosen in [choice.taken.name] if attends else section.all_chosen:
+        found = {"attention": [choice.taken.name], "grammar": grammars}.get(section.kind, section.all_chosen)
+        for chosen in found:
             entry = registry.get(section.kind, chosen)
             options = ", ".join(f"{option} = {as_text(value)}" for option, value in section.options(chosen))
             origin = f"{entry.origin.distribution} {entry.origin.version}"

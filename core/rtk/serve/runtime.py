@@ -197,13 +197,14 @@ def build_policies(config: Config) -> Policies:
     eviction = registry.get("eviction", config.eviction.policy)
     schedule = registry.get("schedule", config.schedule.policy)
     evicts = eviction.build_in_time(config.eviction.options())
+    facts = eviction.ask_in_time(lambda: frozenset(evicts.facts), "be used")
     return Policies(
         eviction=evicts,
         eviction_name=eviction.plugin.name,
         schedule=schedule.build_in_time(config.schedule.options()),
         schedule_name=schedule.plugin.name,
         schedule_requires=schedule.plugin.requires,
-        read_priority="priority" in evicts.facts | schedule.plugin.requires | {config.schedule.retraction},
+        read_priority="priority" in facts | schedule.plugin.requires | {config.schedule.retraction},
         read_routing_key="routing_key" in schedule.plugin.requires,
     )
 
@@ -261,14 +262,16 @@ def start_judges(config: Config, backends: Mapping[str, GrammarBackend] | None) 
 def _optional(config: Config, instead: str) -> Iterator[None]:
     """What was not asked for by name does not keep an engine from starting.
 
-    A plugin that is broken is a warning; a model that there are no grammars for is not, and requests are told.
+    A plugin that is broken is a warning. One whose package is not installed is not, nor a model that there are no
+    grammars for: requests are told.
     """
     try:
         yield
     except RtkError as error:
         if config.grammar.backend != "auto":
             raise
-        log.log(logging.WARNING if isinstance(error, PluginError) else logging.INFO, "%s; %s", error, instead)
+        broken = isinstance(error, PluginError) and not isinstance(error.__cause__, ImportError)
+        log.log(logging.WARNING if broken else logging.INFO, "%s; %s", error, instead)
 
 
 def _scheduler(

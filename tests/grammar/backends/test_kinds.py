@@ -11,7 +11,8 @@ from test_table import BACKENDS, backend, can_say
 
 from rtk.plugin import Options
 from rtk.plugin.grammar import Reason, Spec, Vocabulary, packed, unpacked
-from rtk.plugin.testing.grammar import END, VOCABULARY, allowed
+from rtk.plugin.testing.grammar import allowed
+from rtk.plugin.testing.grammar_examples import END, VOCABULARY
 
 GRAMMARS = ["xgrammar", "llguidance"]
 PATTERNS = [

@@ -8,7 +8,7 @@ from test_table import BACKENDS, backend, can_say
 
 from rtk.grammar.schema import SchemaError, normalise
 from rtk.plugin.grammar import Spec
-from rtk.plugin.testing.grammar import VOCABULARY
+from rtk.plugin.testing.grammar_examples import VOCABULARY
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "schema_cases.json").read_text(encoding="utf-8"))
 SERVED = {"xgrammar": 43, "llguidance": 43, "outlines": 36}

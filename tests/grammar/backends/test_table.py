@@ -11,7 +11,8 @@ from schema_claims import CLAIMS, has_a_key_twice, parsed, texts
 
 from rtk.plugin import Options
 from rtk.plugin.grammar import Spec
-from rtk.plugin.testing.grammar import END, VOCABULARY, allowed
+from rtk.plugin.testing.grammar import allowed
+from rtk.plugin.testing.grammar_examples import END, VOCABULARY
 from rtk_grammar.llguidance.backend import LLGuidance
 from rtk_grammar.outlines.backend import Outlines
 from rtk_grammar.table import TABLE

@@ -7,10 +7,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rtk.errors import printable
+from rtk.observe.visit import current
 from rtk.serve.http.rights import OPEN_PATHS, tenant_of
 
 log = logging.getLogger("rtk.access")
-"""Its records have `method`, `path`, `status`, `seconds`, `rid`, `tenant` and `whole` as attributes."""
+"""Its records have `method`, `path`, `status`, `seconds`, `rid`, `x_request_id`, `tenant` and `whole` as attributes."""
 
 _RID = "rtk.rid"
 _SHOWN = 200
@@ -21,6 +22,12 @@ _CLIENT_GONE, _BUG = 499, 500
 def name_request(request: Request, rid: str) -> None:
     """Tell the log by which id the client knows the request."""
     request.scope[_RID] = rid
+
+
+def rid_of(scope: Scope) -> str:
+    """That id; empty: it is not known yet, or there is none."""
+    rid: str = scope.get(_RID, "")
+    return rid
 
 
 class AccessLog:
@@ -63,11 +70,13 @@ def _write(request: Request, status: int, seconds: float, *, whole: bool) -> Non
         "path": printable(request.scope["path"][:_SHOWN]),
         "status": status,
         "seconds": seconds,
-        "rid": printable(request.scope.get(_RID, "")[:_SHOWN]),
+        "rid": printable(rid_of(request.scope)[:_SHOWN]),
+        "x_request_id": current().name,
         "tenant": tenant_of(request),
         "whole": whole,
     }
     line = "{method} {path} {status} {seconds:.3f} s".format_map(fields)
+    name = f"x-request-id {fields['x_request_id']}" if fields["x_request_id"] not in ("", fields["rid"]) else ""
     tenant = f"tenant {fields['tenant']}" if fields["tenant"] else ""
-    more = [str(fields["rid"]), tenant, "" if whole else "the client left"]
+    more = [str(fields["rid"]), name, tenant, "" if whole else "the client left"]
     log.log(logging.DEBUG if probe else logging.INFO, "%s", "; ".join([line, *filter(None, more)]), extra=fields)

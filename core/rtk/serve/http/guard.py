@@ -19,6 +19,7 @@ from rtk.serve.http.endpoints import HttpSettings
 from rtk.serve.http.errors import error_response
 from rtk.serve.http.fields import IGNORED_HEADER
 from rtk.serve.http.rights import OPEN_PATHS
+from rtk.serve.http.watch import NAME_HEADER
 
 Check = Callable[[dict[str, Any]], None]
 """Looks at the scope of a request; raises `RequestError` to refuse it."""
@@ -36,7 +37,7 @@ def guards(settings: HttpSettings) -> list[Middleware]:
         allow_origins=settings.cors_origins,
         allow_methods=["GET", "POST"],
         allow_headers=[ANY],
-        expose_headers=[IGNORED_HEADER, "x-rtk-grammar", "Retry-After"],
+        expose_headers=[IGNORED_HEADER, "x-rtk-grammar", NAME_HEADER, "Retry-After"],
     )
     return [
         Middleware(AccessLog, enabled=settings.access_log),

@@ -13,6 +13,7 @@ from rtk.serve.http.field_schemas import ONE_OF, PARTS, REQUIRED, Schema, schema
 from rtk.serve.http.fields import FIELDS, IGNORED_HEADER, Scope, field_of
 from rtk.serve.http.forms import HEADER as GRAMMAR_HEADER
 from rtk.serve.http.rights import OPEN_PATHS
+from rtk.serve.http.watch import NAME_HEADER
 
 _BODIES = {
     Scope.COMPLETIONS: "CompletionRequest",
@@ -336,8 +337,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
             }
         }
     names = [IGNORED_HEADER] * (operation.scope is not None) + [GRAMMAR_HEADER] * operation.form
-    headers = {"headers": {name: _ref("headers", name) for name in names}} if names else {}
-    return {"description": operation.summary, **headers, "content": content}
+    return {"description": operation.summary, "headers": _headers(NAME_HEADER, *names), "content": content}
 
 
 def _body(scope: Scope) -> Schema:
@@ -354,11 +354,13 @@ def _body(scope: Scope) -> Schema:
 
 
 def _error(status: int) -> dict[str, Any]:
-    headers = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}.get(status, ())
-    described: dict[str, Any] = {"description": _ERRORS[status]}
-    if headers:
-        described["headers"] = {name: _ref("headers", name) for name in headers}
-    return {**described, "content": {"application/json": {"schema": _ref("schemas", "Error")}}}
+    names = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}.get(status, ())
+    content = {"application/json": {"schema": _ref("schemas", "Error")}}
+    return {"description": _ERRORS[status], "headers": _headers(NAME_HEADER, *names), "content": content}
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: _ref("headers", name) for name in names}
 
 
 def _ref(kind: str, name: str) -> Schema:
@@ -366,6 +368,10 @@ def _ref(kind: str, name: str) -> Schema:
 
 
 _HEADERS: Mapping[str, Any] = {
+    NAME_HEADER: {
+        "description": "What the request is called in the server's log: as the client's header of this name says.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
     IGNORED_HEADER: {
         "description": "Fields that had no effect, percent-encoded, separated by commas.",
         "schema": {"type": "string"},

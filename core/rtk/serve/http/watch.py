@@ -1,17 +1,21 @@
-"""Around all requests over HTTP: counts answers, gives log lines their subject, and tells a tracer."""
+"""Around all requests over HTTP: names them, counts answers, gives log lines their subject, and tells a tracer."""
 
 import asyncio
 import logging
+import re
+import uuid
 from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rtk.errors import RequestError
 from rtk.observe import visit as visits
 from rtk.observe.visit import Visit
+from rtk.serve.http.access import rid_of
 from rtk.serve.http.rights import tenant_of
 from rtk.serve.tokenizer_manager import TokenizerManager
 
@@ -19,6 +23,11 @@ if TYPE_CHECKING:
     from rtk.observe.tracing import Tracing
 
 log = logging.getLogger(__name__)
+
+NAME_HEADER = "x-request-id"
+"""What a request is called, in what clients send and in every answer."""
+_NAME = re.compile(r"[!-~]{1,128}")
+"""Names that fit into a header and stand out of a line of log: printable ASCII without spaces."""
 
 ELSEWHERE = "other"
 """The path of requests that no route is for."""
@@ -60,11 +69,15 @@ class Watch:
             await self._app(scope, receive, send)
             return
         visit, status = visits.begin(), 0
+        visit.name = _given_name(scope)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                visit.name = visit.name or _own_name(scope)
+                name = NAME_HEADER.encode(), visit.name.encode()
+                message = {**message, "headers": [*message.get("headers", ()), name]}
             await send(message)
 
         try:
@@ -94,6 +107,18 @@ class Watch:
         tracing.tell(
             visit, ended, self._manager.facts.served_name, path, max(waited, default=None), dict(_headers(scope))
         )
+
+
+def _given_name(scope: Scope) -> str:
+    """The client's; empty: it gave none, or one that cannot be used."""
+    given = Headers(scope=scope).get(NAME_HEADER, "")
+    return given if _NAME.fullmatch(given) else ""
+
+
+def _own_name(scope: Scope) -> str:
+    """The id of the answer, where it can be a name; else a random one."""
+    rid = rid_of(scope)
+    return rid if _NAME.fullmatch(rid) else uuid.uuid4().hex
 
 
 def _headers(scope: Scope) -> Any:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from rtk.errors import RtkError
+from rtk.frames import receive, send
 from rtk.grammar.process import GONE, Unbuffered, told_of_death
 from rtk.observe.logs import LogSetup, use
 from rtk.observe.vitals import gc_watch, process_report
-from rtk.observe.wire import receive, send
 from rtk.serve.processes.control import (
     Begin,
     Failed,

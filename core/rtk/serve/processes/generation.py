@@ -16,9 +16,9 @@ import zmq
 
 from rtk.config.models import Config
 from rtk.errors import RtkError
+from rtk.frames import HEADER, receive
 from rtk.grammar.child import ONE_THREAD, how
 from rtk.observe import logs
-from rtk.observe.wire import HEADER, receive
 from rtk.schedule.messages import Inbound
 from rtk.serve.detokenizer import Texts
 from rtk.serve.processes.child import Setup

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from rtk import native
-from rtk.model.store import default_cache_dir
 from rtk.plugin import BatchView, Capabilities, LayerCall, Options, SharedRun, Workspace
 from rtk_attention.pool import PlainPool
 
@@ -75,7 +74,7 @@ class Kernels:
     """The functions of `attention.cpp`. Raises `ImportError` where they cannot be built."""
 
     def __init__(self) -> None:
-        library = native.library(SOURCE, default_cache_dir() / "native")
+        library = native.library(SOURCE)
         for name, (result, arguments) in SIGNATURES.items():
             function = library[f"rtk_attention_{name}"]
             function.restype, function.argtypes = result, arguments

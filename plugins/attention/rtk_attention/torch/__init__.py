@@ -9,7 +9,7 @@ def rtk_plugins() -> list[Plugin]:
         Plugin(
             kind="attention",
             name="torch",
-            summary="plain torch on any device; the reference, and the fast one on a CPU",
+            summary="torch operations on any device; on a CPU its flash kernel, which native outruns in decoding",
             target="rtk_attention.torch.backend:TorchAttention",
         ),
         Plugin(

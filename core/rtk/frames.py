@@ -1,10 +1,7 @@
-"""How reports travel to an observer's process: frames of bytes, each after its length."""
+"""What goes through pipes between rtk's processes: frames of bytes, each after its length."""
 
 import struct
 from typing import IO, Protocol
-
-STEP, REQUEST = 0, 1
-"""What stands before a report in a frame, which is a list of pairs in MessagePack."""
 
 HEADER = struct.Struct("<I")
 """The length."""
