@@ -144,7 +144,7 @@ def _product(*parts: nn.Linear, scale: torch.Tensor | None = None, factor: float
     if scale is not None:
         weight *= scale
     biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts]
-    bias = None if all(part.bias is None for part in parts) else torch.cat(biases)
+    bias = None if all(part.bias is None for part in parts) else torch.cat(tuple(biases))
     if factor != 1:
         weight *= factor
         bias = None if bias is None else bias * factor
