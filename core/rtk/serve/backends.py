@@ -93,19 +93,20 @@ class Choice:
         return self.best
 
     def judged(self, needs: "Needs | None") -> "Choice":
-        """The same, compared with device, page size and what is known of the model."""
+        """The same, compared with device, page size and what is known of the model (None: what is configured)."""
         return replace(self, backends=tuple(self._judge(one, needs) for one in self.backends))
 
     def _judge(self, one: Backend, needs: "Needs | None") -> Backend:
         import torch
 
-        from rtk.model.negotiation import conflicts, page_size
+        from rtk.model.negotiation import Unread, conflicts, page_size
 
         if one.declared is None:
             return one
-        declared, wanted = one.declared, self.config.cache.page_size
+        declared, wanted, model = one.declared, self.config.cache.page_size, self.config.model
+        needs = needs or Unread(None if model.dtype == "auto" else model.dtype)
         pages = page_size(declared, wanted)
-        graphs = self.config.model.cuda_graphs is True
+        graphs = model.cuda_graphs is True
         problems = conflicts(declared, needs, torch.device(self.device), wanted, graphs=graphs)
         schedule = self.config.schedule
         if wanted is None and (short := too_short(schedule, pages)) and not too_short(schedule, 1):
