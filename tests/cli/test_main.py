@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,35 @@ def test_generate_gives_pipes_what_the_model_wrote_and_terminals_what_cannot_ste
     assert run("generate", "x")[1] == "a\x07\tb\n\n"
     monkeypatch.setattr("rtk_cli.generate.on_terminal", lambda: True)
     assert run("generate", "x")[1] == "a\tb\n\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "texts", "out"),
+    [
+        (True, ["an answer", " and", ""], "an answer and\n"),
+        (True, ["an answer\n"], "an answer\n"),
+        (True, [], ""),
+        (False, ["an answer and"], "an answer and"),
+    ],
+)
+def test_generate_ends_an_open_line_before_it_tells_what_went_wrong(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, texts: list[str], out: str
+) -> None:
+    class Engine:
+        def __init__(self, config: Config, *, fetching: object) -> None: ...
+
+        def __enter__(self) -> "Engine":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def stream(self, prompt: str, params: dict, *, chat: bool | None) -> Iterator:
+            yield from (type("Chunk", (), {"text": text, "verified": None}) for text in texts)
+            raise ModelError("gone")
+
+    monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
+    monkeypatch.setattr("rtk_cli.generate.on_terminal", lambda: terminal)
+    assert run("generate", "x") == (1, out, "error: gone\n")
 
 
 @pytest.fixture
