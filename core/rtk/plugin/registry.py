@@ -31,6 +31,8 @@ CONTRACTS: dict[Kind, type] = {
 OURS = "rtk-inference"
 """The distribution that this module comes with."""
 MISSING = "install what it imports, or do without it"
+INSTALL = "pip install"
+"""What an `ImportError` has in its message that says by itself what to install."""
 INSTEAD = "tell its authors, or do without it"
 """What can be done about a plugin that was asked for and cannot be built."""
 BUILD_S = 30.0
@@ -77,8 +79,10 @@ class Registered:
         except BaseException as error:
             if not contained(error):
                 raise
-            move = MISSING if isinstance(error, ImportError) else INSTEAD
-            raise PluginError(f"{self.label} cannot be built: {one_line(error)}; {move}") from error
+            reason, move = one_line(error), f"; {INSTEAD}"
+            if isinstance(error, ImportError):
+                move = "" if INSTALL in reason else f"; {MISSING}"
+            raise PluginError(f"{self.label} cannot be built: {reason}{move}") from error
         if problem:
             raise PluginError(f"{self.label} cannot be used: {problem}; {INSTEAD}")
         return built
