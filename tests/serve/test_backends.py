@@ -341,7 +341,8 @@ def test_a_model_is_asked_again_only_for_other_kinds_of_attention(toys: Toys) ->
     assert (found.name, found.layout.buffers[0].shape) == ("heads", (2, 8))
     assert asked == [{"mla"}, {"mha"}]
     more = "not more-latents: dtype float32 (it computes bfloat16)"
-    assert found.told == f"attention heads, pages of 1 token, by auto; not latents: KeyError: 'head_dim'; {more}"
+    latents = "not latents: the model's K/V (KeyError: 'head_dim')"
+    assert found.told == f"attention heads, pages of 1 token, by auto; {latents}; {more}"
 
 
 # --- page sizes ----------------------------------------------------------------------------------------------------
