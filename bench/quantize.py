@@ -1,12 +1,14 @@
-"""What int8 weights would gain in a decode step, and what they cost in perplexity, by each kernel that torch has here.
+"""What int8 weights gain in a step, and what they cost in perplexity: by rtk's kernel, and by each that torch has here.
 
     python bench/quantize.py [--threads 2] [--context 100] [--rounds 15] [--only NAME ...] [--json FILE]
 
-The demo model on a CPU: weights are int8 with a scale for each output channel, symmetric; the embedding stays float32,
-the head is quantized like the layers. A step is what the engine does of it, see `step.py`; its linear layers alone are
-those of such a model. Each kernel takes turns with the packed float32 kernel that rtk computes with, in one process;
-ratios are of the medians of the rounds. Perplexity is that of quantize_text.txt, 1,851 tokens in one forward, and
-`same` the share of its positions at which the likeliest token is that of float32.
+The demo model on a CPU. `rtk` is what `model.quantize: int8` does; the others have one scale for each output channel.
+The embedding stays float32, the head is quantized like the layers. A step is what the engine does of it, see `step.py`;
+its linear layers alone are those of such a model; those of a prompt of 1,024 tokens are without the head. Each kernel
+takes turns with the packed float32 kernel that rtk computes with, in one process; ratios are of the medians of the
+rounds. Perplexity is that of quantize_text.txt, 1,851 tokens in one forward; `same` is the share of its positions at
+which the likeliest token is that of float32, and `kl` the mean divergence of the next token's distribution from
+float32's.
 
 Those that are called int8 x int8 take activations as 8 bits too, so they quantize more than weights, and bf16 quantizes
 less: they are there for comparison.
@@ -22,23 +24,23 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from step import Steps, weights
 
+from rtk.errors import RtkError
 from rtk.model.bridge import flat_logits
-from rtk.model.linear import Linear, Packer
+from rtk.model.linear import Linear, Packer, Quantizer
 from rtk.model.loader import LoadedModel, load_model
 from rtk.model.record import Recorder
 from rtk.model.store import fetch
 
 ROWS = (1, 8, 32)
-WANTED = 1.5
-"""Times as fast as float32 with one request, at least, for an option to be worth it."""
+PROMPT = 1024
 Make = Callable[[torch.Tensor], Linear]
 clock = time.perf_counter
 
@@ -128,32 +130,34 @@ def bf16(weight: torch.Tensor) -> Linear:
     return lambda x: compute(x.bfloat16(), packed, None, "none", [], "").float()
 
 
-KERNELS: dict[str, Make] = {
-    "int8, bf16 activations": int8_bf16,
-    "int8, 16-bit activations": OneDnn16,
-    "int8, blocks to float32": by_blocks,
-    "int8 x int8 by row": OneDnn,
-    "int8 x int8 by batch": fbgemm,
-    "bf16": bf16,
+class ByTorch(Quantizer):
+    """Makes linear layers by a kernel of torch, and compares them with nothing."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self._make = make
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        assert bias is None, "the demo model has none"
+        compute = self._make(weight.detach())
+        return lambda x: compute(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+KERNELS: dict[str, Callable[[], Quantizer]] = {
+    "rtk": Quantizer,
+    "int8, bf16 activations": partial(ByTorch, int8_bf16),
+    "int8, 16-bit activations": partial(ByTorch, OneDnn16),
+    "int8, blocks to float32": partial(ByTorch, by_blocks),
+    "int8 x int8 by row": partial(ByTorch, OneDnn),
+    "int8 x int8 by batch": partial(ByTorch, fbgemm),
+    "bf16": partial(ByTorch, bf16),
 }
 
 
-def model(folder: Path, context: int, make: Make | None) -> tuple[Steps, LoadedModel]:
-    """The model as the engine prepares it, with linear layers made by `make`."""
+def model(folder: Path, context: int, quantizer: Quantizer | None) -> tuple[Steps, LoadedModel]:
+    """The model as the engine prepares it."""
     loaded = load_model(folder)
-    if make is None:
-        return Steps(loaded, context, max(ROWS)), loaded
-
-    def pack(_: Packer, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        assert bias is None, "the demo model has none"
-        return _flat(make(weight.detach()))
-
-    with patch.object(Packer, "pack", pack):
-        return Steps(loaded, context, max(ROWS)), loaded
-
-
-def _flat(compute: Linear) -> Linear:
-    return lambda x: compute(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+    return Steps(loaded, context, max(ROWS), quantizer=quantizer), loaded
 
 
 @torch.inference_mode()
@@ -196,33 +200,41 @@ def measure(threads: int, context: int, rounds: int, names: list[str]) -> dict[s
     packed = [packer.pack(weight, None) for weight in plain]
     base, loaded = model(folder, context, None)
     wanted = logits(loaded, ids)
-    exact, likeliest = perplexity(wanted, ids), wanted.argmax(-1)
-    del wanted
+    exact = perplexity(wanted, ids)
     print(f"float32: perplexity {exact:.3f} of {len(ids)} tokens", flush=True)
     found = {}
     for name in names:
         try:
-            made = [KERNELS[name](weight) for weight in plain]
-        except (AttributeError, RuntimeError) as error:
+            quantizer = KERNELS[name]()
+            made = [quantizer.pack(weight, None) for weight in plain]
+        except (AttributeError, RuntimeError, RtkError) as error:
             print(f"{name}: not here: {str(error).splitlines()[0]}", flush=True)
             continue
-        steps, own = model(folder, context, KERNELS[name])
+        steps, own = model(folder, context, quantizer)
         figures: dict[str, float] = {}
+        widths = [weight.shape[1] for weight in plain]
         for rows in ROWS:
-            figures |= compare(rows, rounds, [weight.shape[1] for weight in plain], (packed, made), (base, steps))
+            figures |= compare(rows, rounds, widths, (packed, made), (base, steps))
+        figures |= compare(PROMPT, max(rounds // 4, 3), widths[:-1], (packed[:-1], made[:-1]))
         del steps, made  # before another model comes
         got = logits(own, ids)
         figures["perplexity"] = perplexity(got, ids)
         figures["change %"] = 100 * (figures["perplexity"] / exact - 1)
-        figures["same %"] = 100 * (got.argmax(-1) == likeliest).double().mean().item()
-        del own, got
+        figures["same %"] = 100 * (got.argmax(-1) == wanted.argmax(-1)).double().mean().item()
+        said = wanted.log_softmax(-1)
+        figures["kl"] = F.kl_div(got.log_softmax(-1), said, reduction="batchmean", log_target=True).item()
+        del own, got, said
         found[name] = figures
         _tell(name, figures)
     return found
 
 
 def compare(
-    rows: int, rounds: int, widths: list[int], linears: tuple[list[Linear], list[Linear]], steps: tuple[Steps, Steps]
+    rows: int,
+    rounds: int,
+    widths: list[int],
+    linears: tuple[list[Linear], list[Linear]],
+    steps: tuple[Steps, Steps] | None = None,
 ) -> dict[str, float]:
     """Milliseconds and ratios of linear layers [in: widths] alone and of whole steps; float32 is the first of each."""
     xs = {width: torch.randn(rows, width) for width in widths}
@@ -232,30 +244,26 @@ def compare(
         for kernel, x in zip(kernels, given, strict=True):
             kernel(x)
 
-    works = [*(partial(alone, kernels) for kernels in linears), *(partial(own.run, asked) for own in steps)]
-    linear, quantized, step, fast = turns(works, rounds)
-    return {
-        f"float32 linear ms {rows}": linear * 1e3,
-        f"linear ms {rows}": quantized * 1e3,
-        f"linear x {rows}": linear / quantized,
-        f"float32 step ms {rows}": step * 1e3,
-        f"step ms {rows}": fast * 1e3,
-        f"step x {rows}": step / fast,
-    }
+    kinds: dict[str, list[Callable[[], object]]] = {"linear": [partial(alone, kernels) for kernels in linears]}
+    if steps is not None:
+        kinds["step"] = [partial(own.run, asked) for own in steps]
+    medians = iter(turns([work for works in kinds.values() for work in works], rounds))
+    figures = {}
+    for kind, (plain, quantized) in zip(kinds, zip(medians, medians, strict=True), strict=True):
+        figures[f"float32 {kind} ms {rows}"] = plain * 1e3
+        figures[f"{kind} ms {rows}"] = quantized * 1e3
+        figures[f"{kind} x {rows}"] = plain / quantized
+    return figures
 
 
 def _tell(name: str, figures: dict[str, float]) -> None:
-    for rows in ROWS:
-        step, linear = (
-            f"{figures[f'float32 {what} ms {rows}']:.1f} to {figures[f'{what} ms {rows}']:.1f} ms = "
-            f"{figures[f'{what} x {rows}']:.2f}x"
-            for what in ("step", "linear")
-        )
-        print(f"{name:26} B = {rows:2}: step {step}; its linear layers {linear}")
-    wanted = f", wanted {WANTED}x a step at B = 1"
+    for rows, kind in product((*ROWS, PROMPT), ("step", "linear")):
+        if f"{kind} x {rows}" in figures:
+            before, after = figures[f"float32 {kind} ms {rows}"], figures[f"{kind} ms {rows}"]
+            print(f"{name:26} {kind:6} {rows:4}: {before:.1f} to {after:.1f} ms = {figures[f'{kind} x {rows}']:.2f}x")
     print(
         f"{name:26} perplexity {figures['perplexity']:.3f} ({figures['change %']:+.2f}%), "
-        f"same {figures['same %']:.1f}%{wanted}",
+        f"same {figures['same %']:.1f}%, kl {figures['kl']:.4f}",
         flush=True,
     )
 

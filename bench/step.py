@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from rtk.cache.pool import KVPool
 from rtk.model.fused import fuse_layers
 from rtk.model.inline_executor import InlineExecutor
-from rtk.model.linear import pack_linears
+from rtk.model.linear import Quantizer, pack_linears
 from rtk.model.loader import LoadedModel, load_model
 from rtk.model.panels import Arena, Panels
 from rtk.model.probe import probe
@@ -45,12 +45,19 @@ clock = time.perf_counter
 class Steps:
     """Requests that decode, one step after the other."""
 
-    def __init__(self, loaded: LoadedModel, context: int, most: int, attention: str = "native") -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        context: int,
+        most: int,
+        attention: str = "native",
+        quantizer: Quantizer | None = None,
+    ) -> None:
         entry = installed().get("attention", attention)
         backend = entry.build(entry.plugin.options())
         needs = probe(loaded)
-        fuse_layers(loaded)
-        pack_linears(loaded)
+        fuse_layers(loaded, quantizer=quantizer)
+        pack_linears(loaded, quantizer=quantizer)
         length = context + 512
         pool = KVPool(backend.layout(needs.shape, 1, needs.dtype), most * length, loaded.device)
         runner = ModelRunner(loaded, backend, pool, rows=most, context_length=length)

@@ -1,6 +1,7 @@
 """Memory that asks for huge pages is memory like any other."""
 
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,3 +40,12 @@ def test_an_arena_hands_out_every_entry_once(monkeypatch):
         piece.fill_(i)
     assert all(torch.equal(piece, torch.full_like(piece, i)) for i, piece in enumerate(pieces))
     assert pieces[1].data_ptr() == pieces[0].data_ptr() + 60 * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells")
+def test_the_memory_is_private():
+    """Linux gives shared memory, which is what Python maps by default, no huge pages."""
+    memory = huge_pages.zeros(huge_pages.HUGE)
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    bounds = [([int(end, 16) for end in line[0].split("-")], line[1]) for line in lines]
+    assert [mode for (begin, end), mode in bounds if begin <= memory.data_ptr() < end] == ["rw-p"]

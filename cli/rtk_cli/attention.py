@@ -55,12 +55,15 @@ def attention(
 
 
 def _head(every: "Choice", outline: "Outline | None") -> Iterator[str]:
+    from rtk.serve.computing import weight_types
+
     path, major = every.config.model.path, every.compute_capability
     if outline is None:
         yield f"model: {path}, to be fetched: nothing is known of it"
     else:
         asks = ", ".join(["mla"] * (outline.mla is True) + sorted(outline.features))
-        yield f"model: {path}: {outline.kind}, {outline.dtype or 'type of its weights'}" + f", {asks}" * bool(asks)
+        types = weight_types(outline.dtype or "type of its weights", every.config)
+        yield f"model: {path}: {outline.kind}, {types}" + f", {asks}" * bool(asks)
     yield f"device: {every.device}" + (f" of compute capability {major}" if major is not None else "")
 
 

@@ -41,7 +41,7 @@ INSTEAD = {
     "--enforce-eager": "--cuda-graphs false",
     "--tp-size": "a model runs on one device",
     "--tensor-parallel-size": "a model runs on one device",
-    "--quantization": "models compute with whole weights, however a file keeps them",
+    "--quantization": "--quantize int8, as weights are loaded",
     "--enable-lora": "a server has one model, without adapters",
     # model
     "--model-path": "--model",

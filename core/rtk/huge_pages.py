@@ -7,6 +7,8 @@ import torch
 
 HUGE = 2 << 20
 """Bytes of a huge page."""
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Python shares memory unless told otherwise, and Linux gives shared memory no huge pages (`shmem_enabled`)."""
 
 
 def zeros(size: int) -> torch.Tensor:
@@ -15,7 +17,7 @@ def zeros(size: int) -> torch.Tensor:
     Raises `MemoryError` where the system does not give that much.
     """
     try:
-        memory = mmap.mmap(-1, size + HUGE)
+        memory = mmap.mmap(-1, size + HUGE, **PRIVATE)
     except OSError as error:
         raise MemoryError(f"{size:,} bytes: {error.strerror}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

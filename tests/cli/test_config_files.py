@@ -564,10 +564,10 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizer, "load", lambda folder: None)
         patch.setattr("rtk.native.COMPILERS", ())
-        native._library.cache_clear()
+        native._tried.cache_clear()
         args = ("--model", str(model), "--eviction", "slru", "--port", "0", "--admin-api-key", "s3cret")
         code, out, err = rtk("serve", "--dry-run", "--device", "cpu", *args)
-    native._library.cache_clear()
+    native._tried.cache_clear()
     assert (code, err) == (0, [])
     version = installed().get("eviction", "slru").origin
     assert "; not triton: device cpu (it runs on cuda)" in out[5]
@@ -588,6 +588,22 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
         "serve.port = 0  # flag --port",
         "serve.admin_api_key = **********  # flag --admin-api-key",
     ]
+
+
+def test_a_dry_run_says_that_weights_are_rounded(zoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rtk.serve.tokenizer import Tokenizer
+
+    monkeypatch.setattr(Tokenizer, "load", lambda folder: None)
+    monkeypatch.setattr("rtk.model.linear.Quantizer", lambda: None)
+    model = zoo.folder("llama")
+    args = ("--model", str(model), "--device", "cpu", "--quantize", "int8")
+    code, out, _ = rtk("serve", "--dry-run", *args)
+    assert (code, out[0]) == (0, f"model: {model}: llama, float32 with int8 weights on cpu")
+    assert "model.quantize = int8  # flag --quantize" in out
+    code, _, err = rtk("serve", "--dry-run", *args[:-1], "int4")
+    assert (code, len(err)) == (1, 1)
+    assert "model.quantize" in err[0]
+    assert "int8" in err[0]
 
 
 @pytest.mark.parametrize(

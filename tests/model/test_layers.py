@@ -3,12 +3,12 @@
 import functools
 import itertools
 import math
-import shutil
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from panels_here import needs_panels
 from tiny_models import make_runner
 from torch import nn
 
@@ -18,7 +18,7 @@ from rtk.model.kernels import Norm, Shape, TorchKernels
 from rtk.model.layers import ByCalls, InOneCall, Maker, Parts, Product, Products
 from rtk.model.linear import OneDnn
 from rtk.model.record import record
-from rtk.native import COMPILERS, Unavailable
+from rtk.native import Unavailable
 from rtk.schedule.batch import Row, Scored, StepPlan
 
 SHAPES = [
@@ -28,11 +28,6 @@ SHAPES = [
 ]
 ROWS = [0, 1, 2, 7, 33, 300]
 """The last are some for each of a few threads, and several blocks."""
-
-needs_panels = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
-    reason="needs AVX-512 and a C++ compiler",
-)
 
 
 class Given(nn.Module):
@@ -193,6 +188,59 @@ def test_layers_that_are_not_alike_are_called_by_the_model_itself(zoo):
     assert fuse_layers(loaded) == 2
     assert "forward" not in vars(loaded.model.model)
     _, got = record(loaded)
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def share_mlp(first, second):
+    second.mlp = first.mlp
+
+
+def share_product(first, second):
+    second.mlp.up_proj = first.mlp.up_proj
+
+
+def bias_of_queries_alone(first, _):
+    first.self_attn.q_proj.bias = nn.Parameter(random(32))
+
+
+def bias_of_keys_alone(first, _):
+    first.self_attn.k_proj.bias = nn.Parameter(random(16))
+
+
+def another_norm(first, _):
+    first.post_attention_layernorm = nn.LayerNorm(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "fused"),
+    [(share_mlp, 0), (share_product, 0), (bias_of_queries_alone, 2), (bias_of_keys_alone, 2), (another_norm, 1)],
+    ids=lambda of: getattr(of, "__name__", None),
+)
+def test_layers_that_somebody_changed_compute_what_they_did(zoo, change, fused):
+    loaded, other = zoo.load("llama"), zoo.load("llama")
+    for model in (loaded.model, other.model):
+        change(*model.model.layers)
+    assert fuse_layers(loaded) == fused
+    (_, got), (_, wanted) = record(loaded), record(other)
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def another_embedding(body):
+    body.embed_tokens.forward = functools.partial(F.embedding, weight=body.embed_tokens.weight)
+
+
+def another_last_norm(body):
+    body.norm = nn.LayerNorm(32)
+
+
+@pytest.mark.parametrize("change", [another_embedding, another_last_norm])
+def test_bodies_that_somebody_changed_call_their_layers_themselves(zoo, change):
+    loaded, other = zoo.load("llama"), zoo.load("llama")
+    for model in (loaded.model, other.model):
+        change(model.model)
+    assert fuse_layers(loaded) == 2
+    assert "forward" not in vars(loaded.model.model)
+    (_, got), (_, wanted) = record(loaded), record(other)
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
 
 

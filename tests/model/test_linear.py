@@ -1,17 +1,16 @@
 """Packed linear layers give what `F.linear` gives, or `F.linear` is what computes."""
 
 import functools
-import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
+from panels_here import needs_panels
 
 from rtk.model import linear
 from rtk.model.linear import Mkl, OneDnn, Packer, pack_linears
 from rtk.model.panels import Arena, Panels
 from rtk.model.record import record
-from rtk.native import COMPILERS
 
 SHAPES = [(1, 1), (1, 7), (3, 1), (17, 5), (33, 64), (96, 40), (100, 200), (50, 3100)]
 """[out, in]."""
@@ -21,10 +20,6 @@ def panels(weight, bias):
     return Panels(weight, bias, Arena())
 
 
-needs_panels = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512" or not any(map(shutil.which, COMPILERS)),
-    reason="needs AVX-512 and a C++ compiler",
-)
 HERE = [
     pytest.param(panels, marks=needs_panels),
     pytest.param(

@@ -1,3 +1,4 @@
+import os
 import threading
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def cache(tmp_path):
     return tmp_path / "cache" / "native"
 
 
-library = native._library.__wrapped__
+library = native._library
 """What is there already shows in the folder alone."""
 
 needs_compiler = pytest.mark.skipif(not any(map(native.shutil.which, COMPILERS)), reason="no compiler")
@@ -170,10 +171,38 @@ def test_without_an_openmp_runtime_in_torch_there_are_no_kernels(source, cache, 
     assert refusal(source, cache) == "sums kernels need torch's OpenMP runtime, and this torch has none"
 
 
-def test_what_cannot_be_loaded_is_told_in_one_line(source, cache, compiler, monkeypatch):
-    """A library that is there, in a folder from which nothing is run."""
+def test_what_cannot_be_loaded_is_told_in_one_line(source, cache, compiler):
+    """A library that is there, in a folder from which nothing is run, as far as this compiler's can be."""
     compiler("exit 0")
     built = cache / f"sums-{native._digest(native.COMPILERS[0], source, native._openmp())}.so"
     cache.mkdir(parents=True)
     built.write_text("text")
     assert "sums kernels cannot be built or loaded: OSError" in refusal(source, cache)
+
+
+@needs_compiler
+def test_what_a_disk_spoiled_is_built_again(source, cache):
+    compiler = next(filter(None, map(native.shutil.which, COMPILERS)))
+    built = cache / f"sums-{native._digest(compiler, source, native._openmp())}.so"
+    cache.mkdir(parents=True)
+    built.write_bytes(b"\x7fELF")
+    assert library(source, cache).answer() == 42
+    assert [built] == list(cache.iterdir())
+
+
+def test_a_compiler_that_fails_is_asked_once(source, cache, compiler, tmp_path):
+    compiler(f"echo asked >> {tmp_path}/asked; exit 1")
+    refusals = []
+    for _ in range(3):
+        with native.built_in(cache), pytest.raises(Unavailable, match="exit status 1") as caught:
+            native.library(source)
+        refusals.append(caught.value)
+    assert (tmp_path / "asked").read_text().split() == ["asked"] * 2  # its version, and the source
+    assert len(set(map(id, refusals))) == 3  # each with a traceback of its own
+    assert [str(refusal) for refusal in refusals] == [str(refusals[0])] * 3
+
+
+def test_paths_may_have_any_bytes(source, monkeypatch):
+    """As the names of folders on Linux may."""
+    strange = Path(os.fsdecode(b"/opt/\xff libgomp.so"))
+    assert native._digest("c++", source, strange) != native._digest("c++", source, Path("/opt/libgomp.so"))

@@ -1,5 +1,6 @@
 """From configuration and folder to an executor, over tiny models."""
 
+import re
 import weakref
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from rtk.native import Unavailable
 from rtk.plugin import Capabilities
 from rtk.plugin.host import installed
 from rtk.plugin.testing.harness import Harness
-from rtk.serve.computing import choose_backend, graphs, load, mixed_tokens, mixes
+from rtk.serve.computing import choose_backend, graphs, load, mixed_tokens, mixes, quantizer
 from rtk.serve.runtime import Runtime, build_policies
 from rtk_attention.torch.backend import TorchAttention
 
@@ -206,6 +207,27 @@ def test_what_does_not_fit_is_one_line(zoo, keys, problem):
     with pytest.raises(ConfigError, match=problem) as refused:
         build(zoo, **keys)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "problem"),
+    [
+        ("cpu", "bfloat16", "model.quantize = 'int8' and model.dtype = 'bfloat16': it is for float32 on a CPU"),
+        ("cuda", "auto", "model.quantize = 'int8' on cuda: it is for float32 on a CPU; leave one of them out"),
+    ],
+    ids=["another type", "another device"],
+)
+def test_weights_of_8_bits_are_for_float32_on_a_cpu(device, dtype, problem):
+    config = config_from({"model.quantize": "int8", "model.dtype": dtype})
+    with pytest.raises(ConfigError, match=f"^{re.escape(problem)}"):
+        quantizer(config, device)
+
+
+def test_a_start_without_the_kernel_for_8_bits_ends_before_a_model_is_read(monkeypatch):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "DEFAULT")
+    config = config_from({"model.quantize": "int8", "model.device": "cpu"})
+    with pytest.raises(ConfigError, match="needs a processor with AVX-512; leave it out"):
+        choose_backend(config, installed())
 
 
 def test_a_cpu_has_no_number(zoo):

@@ -69,6 +69,11 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="type of weights and K/V; auto: what suits model and device"
     )
+    quantize: Literal["int8"] | None = Field(
+        default=None,
+        description="what weights of linear layers are rounded to when they are loaded: int8: 8 bits, with a scale for "
+        "each 128 of a row; float32 on a CPU with AVX-512; null: nothing",
+    )
     device: Annotated[str, AfterValidator(_device)] = Field(
         default="auto", description="torch device; auto: cuda where there is one, else cpu"
     )

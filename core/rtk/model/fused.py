@@ -4,6 +4,8 @@ A step of few tokens is bound by reading the weights once; what many small opera
 layers of known classes are computed by `rtk.model.layers`; what they multiply by constants is multiplied into weights.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from rtk.model import bridge
 from rtk.model.kernels import Norm, Shape
 from rtk.model.layers import Layer, Maker, Parts, Product, Products
-from rtk.model.linear import is_plain, let_go
+from rtk.model.linear import Quantizer, is_plain, let_go
 from rtk.model.loader import LoadedModel
 from rtk.model.record import Recorded, record
 from rtk.model.threads import one_thread
@@ -37,8 +39,10 @@ CLOSE = 1e-4
 
 
 @one_thread()
-def fuse_layers(loaded: LoadedModel) -> int:
+def fuse_layers(loaded: LoadedModel, quantizer: Quantizer | None = None) -> int:
     """Replace what can be replaced of a model that was probed; returns how many layers.
+
+    With a quantizer, weights of these layers are rounded.
 
     A layer is replaced only where the replacement adds the same to random input, so a layer that was changed, or a
     release of transformers that computes otherwise, goes without. Costs two forwards of a few tokens and, one layer at
@@ -46,7 +50,8 @@ def fuse_layers(loaded: LoadedModel) -> int:
     """
     if loaded.device.type != "cpu" or loaded.facts.dtype != "float32":
         return 0
-    layers = {layer.self_attn: layer for layer in loaded.model.modules() if _is_known(layer)}
+    uses = Counter(module for _, module in loaded.model.named_modules(remove_duplicate=False))
+    layers = {layer.self_attn: layer for layer in loaded.model.modules() if _is_known(layer, uses)}
     given: dict[nn.Module, dict[str, Any]] = {}
     hooks = [
         layer.register_forward_pre_hook(lambda layer, args, kwargs: given.update({layer: kwargs}), with_kwargs=True)
@@ -56,23 +61,34 @@ def fuse_layers(loaded: LoadedModel) -> int:
     for hook in hooks:
         hook.remove()
     maker = Maker()
+    rounding = None if quantizer is None else Maker(quantizer)
     fused: dict[nn.Module, _FusedLayer] = {}
     for recorded in tuple(recorder.calls):
         if recorded.module in layers:
             layer = layers[recorded.module]
             candidate = _FusedLayer(layer, recorded, maker)
             if _agree(layer, candidate, recorder, given[layer]):
+                if rounding is not None:  # only now: what was rounded is not to be compared with what was not
+                    candidate = _FusedLayer(layer, recorded, rounding)
                 candidate.take_over(layer)
                 fused[layer] = candidate
+    if rounding is not None:
+        _, wanted = record(loaded)
     _fuse_body(loaded, fused, wanted)
     return len(fused)
 
 
-def _is_known(module: nn.Module) -> bool:
+def _is_known(module: Any, uses: Mapping[nn.Module, int]) -> bool:
+    """`uses`: how often each module occurs in the model; others go on with what two layers have in common."""
     if not _is_one_of(module, LAYERS):
         return False
     linear = [part for part in module.modules() if not list(part.children()) and hasattr(part, "in_features")]
-    return len(linear) == 7 and all(map(is_plain, linear))
+    norms = (module.input_layernorm, module.post_attention_layernorm)
+    return (
+        len(linear) == 7
+        and all(is_plain(part) and uses[part] == 1 for part in linear)
+        and all(hasattr(norm, "variance_epsilon") for norm in norms)
+    )
 
 
 def _is_one_of(module: nn.Module, names: frozenset[str]) -> bool:
@@ -95,6 +111,9 @@ def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wante
     model, body = loaded.model, loaded.model.get_decoder()
     if body is None or not _is_one_of(body, BODIES) or "forward" in vars(body):
         return
+    embed = body.embed_tokens  # what it gives is changed in place
+    if type(embed) is not nn.Embedding or "forward" in vars(embed) or not hasattr(body.norm, "variance_epsilon"):
+        return
     layers = [fused[layer] for layer in body.layers if layer in fused]
     if (
         not len(layers) == len(body.layers) == body.config.num_hidden_layers
@@ -116,8 +135,8 @@ def _product(*parts: nn.Linear, scale: torch.Tensor | None = None, factor: float
     weight = torch.cat(tuple(part.weight for part in parts))
     if scale is not None:
         weight *= scale
-    biases = [part.bias for part in parts]
-    bias = None if biases[0] is None else torch.cat(tuple(biases))
+    biases = (part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts)
+    bias = None if all(part.bias is None for part in parts) else torch.cat(tuple(biases))
     if factor != 1:
         weight *= factor
         bias = None if bias is None else bias * factor
@@ -203,9 +222,9 @@ class _Hidden(NamedTuple):
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, width] of batch indices [n]; overwritten by whatever is computed next."""
-        x = self.x[rows]
+        x, answer = (of.index_select(0, rows) for of in (self.x, self.answer))
         self.last.common.resize(len(x))
-        return self.last.common.norm(x, self.last.after(x, self.answer[rows]), self.norm)
+        return self.last.common.norm(x, self.last.after(x, answer), self.norm)
 
 
 class _FusedBody:

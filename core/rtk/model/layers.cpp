@@ -41,16 +41,15 @@ struct Step {
 // Floats from one row of a buffer to another's beginning that starts a line of the cache.
 constexpr long whole_lines(long floats) { return (floats + 15) / 16 * 16; }
 
-// Memory between the products of a block.
+// Memory between the products of a block, of all who compute it or of each.
 struct Buffers {
-    float *sum;     // [BLOCK, width] what is to be added to x
-    float *normed;  // [BLOCK, width]
-    float *wide;    // [BLOCK, all heads * dim] q, k and v, or [BLOCK, inner] what goes into the MLP's last product
-    float *gate;    // [BLOCK, PANEL] of a thread, followed by as much for up
+    float *sum;     // of all: [BLOCK, width] what is to be added to x
+    float *normed;  // of all: [BLOCK, width]
+    float *wide;    // of all: [BLOCK, all heads * dim] q, k and v, or [BLOCK, inner] what goes into the MLP's last product
+    float *gate;    // of each: [2, BLOCK, PANEL] one of its panels, and one of up's
 
-    Buffers(float *memory, float *own, long width, long widest)
-        : sum(memory), normed(sum + BLOCK * width), wide(normed + BLOCK * width),
-          gate(own + BLOCK * (2 * width + widest)) {}
+    Buffers(float *all, float *each, long width, long widest)
+        : sum(all), normed(sum + BLOCK * width), wide(normed + BLOCK * width), gate(each + BLOCK * (2 * width + widest)) {}
     static long size(long width, long widest) { return whole_lines(BLOCK * (2 * width + widest + 2 * PANEL)); }
 };
 
@@ -60,7 +59,8 @@ long widest(const Layer &layer) { return std::max(layer.qkv.n, layer.gate.n); }
 struct Team {
     Share own;
     Buffers to;
-    long rows;  // of the block
+    float *x;  // [rows, width]
+    long rows, width;
 
     void wait() const {
         if (own.count > 1) {
@@ -71,30 +71,30 @@ struct Team {
     template <class Body>
     void each_row(Body body) const {
         for (long row = own.begin(rows); row < own.end(rows); row++) body(row);
+    }
+
+    void multiply(const Pack &pack, const float *from, float *y) const {
+        panels::multiply(pack, own, from, pack.depth, y, rows);
         wait();
     }
 
-    void multiply(const Pack &pack, const float *x, float *y) const {
-        panels::multiply(pack, own, x, pack.depth, y, rows);
-        wait();
-    }
-
-    // x += what is to be added, unless there is nothing; its norm to `out`.
-    void norm(const Norm &norm, float *x, bool more, float *out, long width) const {
+    // x += what is to be added, unless there is nothing; its norm to where the next product reads it.
+    void norm(const Norm &norm, bool more) const {
         each_row([&](long row) {
             float *const at = x + row * width;
             if (more) rows::add(at, to.sum + row * width, width);
-            rows::norm(at, norm.weight, out + row * width, width, norm.least);
+            rows::norm(at, norm.weight, to.normed + row * width, width, norm.least);
         });
+        wait();
     }
 
     // What comes behind attention; x is complete once what is to be added was.
-    void after(const Layer &layer, float *x, const float *answer) const {
-        const long width = layer.out.n, inner = layer.gate.n, all = panels::count(inner);
+    void after(const Layer &layer, const float *answer) const {
+        const long inner = layer.gate.n, count = panels::count(inner);
         multiply(layer.out, answer, to.sum);
-        norm(layer.between, x, true, to.normed, width);
+        norm(layer.between, true);
         float *const gate = to.gate, *const up = gate + BLOCK * PANEL;
-        for (long p = own.begin(all); p < own.end(all); p++) {
+        for (long p = own.begin(count); p < own.end(count); p++) {
             panels::multiply_panel(layer.gate, p, to.normed, width, gate, PANEL, rows);
             panels::multiply_panel(layer.up, p, to.normed, width, up, PANEL, rows);
             const long first = p * PANEL, columns = std::min(PANEL, inner - first);
@@ -106,14 +106,23 @@ struct Team {
     }
 
     // What comes in front of attention, for the rows from `first` on of the step.
-    void before(const Layer &layer, float *x, bool more, const Step &step, long first) const {
-        norm(layer.before, x, more, to.normed, layer.qkv.depth);
+    void before(const Layer &layer, bool more, const Step &step, long first) const {
+        norm(layer.before, more);
         multiply(layer.qkv, to.normed, to.wide);
         const long dim = layer.heads.dim, q_row = layer.heads.q * dim, kv_row = layer.heads.kv * dim;
         each_row([&](long row) {
             const long at = first + row;
             rows::turn(layer.heads, to.wide + row * layer.qkv.n, step.cos + at * dim, step.sin + at * dim,
                        step.q + at * q_row, step.k + at * kv_row, step.v + at * kv_row);
+        });
+    }
+
+    // What comes behind the last layer.
+    void end(const Norm *last, float *normed) const {
+        each_row([&](long row) {
+            float *const at = x + row * width;
+            rows::add(at, to.sum + row * width, width);
+            if (last) rows::norm(at, last->weight, normed + row * width, width, last->least);
         });
     }
 };
@@ -140,12 +149,11 @@ void between(const Layer *done, const Layer *next, const Norm *last, const Step 
         const Share blocks = {0, (end - begin + BLOCK - 1) / BLOCK};
         for (Share block = blocks; block.index < block.count; block.index++) {
             const long first = begin + block.begin(end - begin), rows = begin + block.end(end - begin) - first;
-            const Team team = {alone ? Share{0, 1} : here, buffers, rows};
-            float *const at = x + first * width;
-            if (done) team.after(*done, at, answer + first * done->out.depth);
-            if (next) team.before(*next, at, done, *step, first);
-            else if (last) team.norm(*last, at, true, step->normed + first * width, width);
-            else team.each_row([&](long row) { rows::add(at + row * width, buffers.sum + row * width, width); });
+            const Team team = {alone ? Share{0, 1} : here, buffers, x + first * width, rows, width};
+            if (block.index) team.wait();
+            if (done) team.after(*done, answer + first * done->out.depth);
+            if (next) team.before(*next, done, *step, first);
+            else team.end(last, step->normed + first * width);
         }
     }
 }

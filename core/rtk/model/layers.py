@@ -232,8 +232,9 @@ class InOneCall:
 class Maker:
     """Makes the layers of a model."""
 
-    def __init__(self) -> None:
-        self._packer = Packer()
+    def __init__(self, packer: Packer | None = None) -> None:
+        """`packer` makes products; None: of float32."""
+        self._packer = packer or Packer()
         native = functions()
         self._kernels: Callable[[Shape], Kernels] = functools.cache(
             lambda shape: TorchKernels(shape) if native is None else NativeKernels(shape, native)
@@ -242,7 +243,7 @@ class Maker:
 
     def make(self, parts: Parts, shape: Shape) -> Layer:
         """The fastest there is; holds copies of the weights only. Costs a copy of them while it packs."""
-        packs = [] if parts.act else self._panels(parts.products)
+        packs = self._panels(parts.products) if parts.act is None else []
         if len(packs) == len(parts.products):
             try:
                 return InOneCall(parts, packs, self._between(shape), shape)

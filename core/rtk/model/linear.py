@@ -1,5 +1,7 @@
 """Linear layers in float32 on a CPU, from weights that were packed once for the fastest kernel that there is here.
 
+Where that is asked for, weights are rounded to integers of 8 bits first, by our own kernel alone: see `Quantizer`.
+
 A step of few tokens is bound by its linear layers, and torch's own path for them is far from what the memory gives.
 Our own kernel needs AVX-512 and a compiler, and packing operators are private to torch: each is used where it is there
 and where its results are those of `F.linear`, which is used elsewhere. Original weights are let go: what is in memory
@@ -16,10 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rtk.errors import ConfigError, ModelError
+from rtk.model.latent import Latent
 from rtk.model.loader import LoadedModel
-from rtk.model.panels import Arena, Panels
+from rtk.model.panels import SOURCE, Arena, Int8, Panels
 from rtk.model.record import record
 from rtk.model.threads import in_parallel, one_thread
+from rtk.native import Unavailable, library
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[..., in] to [..., out]."""
@@ -97,22 +102,64 @@ class Packer:
 
     @torch.no_grad()
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """By the first kernel that is there and right; holds `weight` only where there is none.
+        """By the first kernel that is there and right; holds `weight` only where there is none."""
+        weight = weight.detach()
+        makes = [functools.partial(kernel, weight, bias) for kernel in self.kernels]
+        return self._first(makes, weight, bias) or functools.partial(F.linear, weight=weight, bias=bias)
+
+    def _first(
+        self, makes: Sequence[Callable[[], Linear]], weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> Linear | None:
+        """What is made first and computes what `F.linear` does of a weight and a bias; None: nothing does.
 
         The first weight of a shape is compared at several numbers of rows, others with one row: O(in * out) each.
         """
-        weight = weight.detach()
         plain = functools.partial(F.linear, weight=weight, bias=bias)
         rows = ROWS[:1] if weight.shape in self._seen else [n for n in ROWS if n * weight.numel() <= WORK] or ROWS[:1]
         self._seen.add(weight.shape)
-        packs = _packs(self.kernels, weight, bias)
-        return next((made for made in packs if _agree(made, plain, weight.shape[1], rows)), plain)
+        return next((made for made in _made(makes) if _agree(made, plain, weight.shape[1], rows)), None)
 
 
-def _packs(kernels: Sequence[Kernel], weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[Linear]:
-    for kernel in kernels:
+class Quantizer(Packer):
+    """Makes linear layers whose weights are integers of 8 bits, see `Int8`, and compares each with what these mean."""
+
+    wanted = "model.quantize = 'int8'"
+    """What asks for it, for messages."""
+
+    def __init__(self) -> None:
+        """Raises `ConfigError` where the kernel cannot be had: no other computes the same."""
+        super().__init__()
+        if torch.backends.cpu.get_cpu_capability() != "AVX512":
+            raise ConfigError(f"{self.wanted}: its kernel needs a processor with AVX-512; leave it out")
+        self._arena = Arena()
         try:
-            make: Callable[[], Linear] = functools.partial(kernel, weight, bias)
+            library(SOURCE)
+        except Unavailable as error:
+            raise ConfigError(f"{self.wanted}: {error}, or leave it out") from error
+        self.size = 0
+        """Bytes of the weights that it made."""
+
+    @torch.no_grad()
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """By our own kernel. Raises `ModelError` where integers cannot do it: a weight is not finite."""
+        rounded = Int8.of(weight.detach())
+        make = functools.partial(Panels, rounded, bias, self._arena)
+        made = self._first([make], rounded.weight(), bias)
+        if made is None:
+            raise ModelError(
+                f"{self.wanted}: a weight of {' x '.join(map(str, weight.shape))} cannot be rounded; leave it out"
+            )
+        self.size += sum(part.nbytes for part in rounded)
+        return made
+
+    def held(self, model: nn.Module) -> int:
+        """Bytes of a model's weights, those that it rounded and the others."""
+        return self.size + sum(weight.untyped_storage().nbytes() for weight in model.parameters())
+
+
+def _made(makes: Sequence[Callable[[], Linear]]) -> Iterator[Linear]:
+    for make in makes:
+        try:
             made = in_parallel(make)
         except (AttributeError, ImportError, RuntimeError, TypeError):
             continue  # no compiler, a torch that was built without it, or whose operator takes something else
@@ -143,23 +190,42 @@ def let_go(module: nn.Linear) -> None:
 
 
 @one_thread()
-def pack_linears(loaded: LoadedModel) -> int:
+def pack_linears(loaded: LoadedModel, quantizer: Quantizer | None = None) -> int:
     """Pack the linear modules of a model that was probed; returns how many.
 
     Experts are left alone: of those, a step reads some only. Nothing is packed where anything but the modules
     themselves reads their weights. Costs two forwards of a few tokens and, one at a time, a copy of the weights.
+
+    With a quantizer, packed weights are rounded; raises `ModelError` where the model multiplies by others too.
     """
-    packer = Packer()
+    packer = quantizer or Packer()
     if loaded.device.type != "cpu" or loaded.facts.dtype != "float32" or not packer.kernels:
         return 0
     named = loaded.model.named_modules()
     linears = [module for name, module in named if is_plain(module) and "expert" not in name]
     if not _read_by_themselves(loaded, linears):
-        return 0
+        linears = []
     for module in linears:
         module.forward = packer.pack(module.weight, module.bias)
         let_go(module)
+    if quantizer is not None and (left := list(_matrices(loaded.model))):
+        more = f" and {len(left) - 1} more" * (len(left) > 1)
+        raise ModelError(
+            f"{quantizer.wanted}: models of type {loaded.facts.kind!r} have weights that are not those of plain linear "
+            f"layers, {left[0]!r}{more}; leave it out"
+        )
     return len(linears)
+
+
+def _matrices(model: nn.Module) -> Iterator[str]:
+    """Names of weights that are still there, but for vectors and embeddings: of those, a step reads few rows."""
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "expand_kv", None), Latent):
+            yield f"{name}.kv_b_proj.weight"  # it is there in parts
+        if not isinstance(module, nn.Embedding):
+            for own, weight in module.named_parameters(recurse=False):
+                if weight.dim() > 1 and weight.untyped_storage().nbytes() >= weight.nbytes:
+                    yield f"{name}.{own}"
 
 
 def is_plain(module: nn.Module) -> bool:

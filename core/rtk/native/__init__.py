@@ -6,6 +6,7 @@ compiler and processor. Kernels use the OpenMP runtime that torch brought: two r
 as there are cores, each waiting actively for its next turn.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -52,12 +53,23 @@ def library(source: Path) -> ctypes.CDLL:
     """The functions of a source file. Raises `Unavailable`.
 
     They are compiled, unless they are there, into the folder of `built_in`; where nobody names one, into the user's
-    cache for rtk. A source may include headers that lie beside it.
+    cache for rtk. A source may include headers that lie beside it. What was refused once is refused at once from then
+    on: a model asks for each of its layers, and a compiler that fails may take its time to.
     """
-    return _library(source, _folder.get() or user_cache_path("rtk") / "native")
+    found = _tried(source, _folder.get() or user_cache_path("rtk") / "native")
+    if isinstance(found, Unavailable):
+        raise Unavailable(*found.args) from found.__cause__
+    return found
 
 
 @functools.cache
+def _tried(source: Path, cache: Path) -> ctypes.CDLL | Unavailable:
+    try:
+        return _library(source, cache)
+    except Unavailable as refusal:
+        return refusal
+
+
 def _library(source: Path, cache: Path) -> ctypes.CDLL:
     if platform.system() != "Linux":
         raise Unavailable(f"{source.stem} kernels are built on Linux only")
@@ -69,8 +81,10 @@ def _library(source: Path, cache: Path) -> ctypes.CDLL:
         if openmp is None:
             raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
         built = cache / f"{source.stem}-{_digest(compiler, source, openmp)}.so"
-        if not built.is_file():
-            _build(compiler, source, openmp, built)
+        if built.is_file():
+            with contextlib.suppress(OSError):  # what a disk spoiled is built again
+                return ctypes.CDLL(str(built))
+        _build(compiler, source, openmp, built)
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"{source.stem} kernels cannot be built or loaded: {one_line(error)}") from error
@@ -92,7 +106,7 @@ def _digest(compiler: str, source: Path, openmp: Path) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S).stdout
     parts: tuple[bytes | str, ...] = (*sources, compiler, str(openmp), version, _processor(), *FLAGS)
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else part.encode())
+        digest.update(part if isinstance(part, bytes) else os.fsencode(part))
         digest.update(b"\0")
     return digest.hexdigest()[:16]
 

@@ -16,6 +16,7 @@ from rtk.schedule.executor import Executor
 from rtk.serve.backends import Choice, Settled, allowed, border, too_short
 
 if TYPE_CHECKING:
+    from rtk.model.linear import Quantizer
     from rtk.model.loader import LoadedModel
     from rtk.model.runner import ModelRunner
     from rtk.plugin import Capabilities, KVLayout
@@ -61,11 +62,27 @@ class Computing:
 def choose_backend(config: Config, registry: Registry) -> Choice:
     """Build the attention backends that may serve. Raises `RtkError` where none runs here, with pages of that size.
 
-    Which of them serves is settled by the model. Its page size is then the one that everybody uses.
+    Raises it too where weights cannot be held as they are to be. Which of the backends serves is settled by the model.
+    Its page size is then the one that everybody uses.
     """
     choice = allowed(config, registry, usable_device(config)).narrowed(None)
     chunk_tokens(config, choice.device, choice.taken.page_size)  # whether prompts can be cut shows before a model does
+    quantizer(config, choice.device)
     return choice
+
+
+def quantizer(config: Config, device: str) -> "Quantizer | None":
+    """What rounds the weights. Raises `ConfigError` where it cannot be had here."""
+    from rtk.model.linear import Quantizer
+
+    model = config.model
+    if model.quantize is None:
+        return None
+    if device != "cpu" or model.dtype not in ("auto", "float32"):
+        kind = f"on {device}" if device != "cpu" else f"and model.dtype = {model.dtype!r}"
+        raise ConfigError(f"{Quantizer.wanted} {kind}: it is for float32 on a CPU; leave one of them out")
+    with built_in(model.cache_dir / "native"):
+        return Quantizer()
 
 
 def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Computing:
@@ -90,9 +107,11 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
     settled = choice.settled(lambda kinds: probe(loaded, kinds))
     log.info(settled.told)
     layout = settled.layout
+    rounding = quantizer(config, device)
     with built_in(config.model.cache_dir / "native"):
-        fuse_layers(loaded)
-        pack_linears(loaded)
+        fuse_layers(loaded, rounding)
+        pack_linears(loaded, rounding)
+    size = loaded.facts.parameter_bytes if rounding is None else rounding.held(loaded.model)
     limits, reason = _limits(config, loaded, layout)  # of what is free once the model is in its place
     pool = KVPool(layout, limits.pool_tokens, loaded.device)
     known = min(vocab_size, loaded.facts.vocab_size)
@@ -111,7 +130,7 @@ def load(config: Config, choice: Choice, folder: Path, vocab_size: int) -> Compu
         end_tokens=frozenset(loaded.facts.end_tokens),
         generation_config=loaded.facts.generation_config,
         attention=settled.name,
-        summary=_summary(folder, loaded, settled.name, limits, reason),
+        summary=_summary(folder, config, loaded, size, settled.name, limits, reason),
         overlap=overlap,
         mixed=mixes(config, loaded.device.type),
     )
@@ -240,10 +259,18 @@ def context_length(config: Config, own: int | None) -> int:
     return length
 
 
-def _summary(folder: Path, loaded: "LoadedModel", backend: str, limits: Limits, reason: str) -> str:
+def weight_types(dtype: str, config: Config) -> str:
+    """What weights are held as, of a model of this type, in a few words."""
+    return dtype if config.model.quantize is None else f"{dtype} with {config.model.quantize} weights"
+
+
+def _summary(
+    folder: Path, config: Config, loaded: "LoadedModel", size: int, backend: str, limits: Limits, reason: str
+) -> str:
     facts = loaded.facts
+    types = weight_types(facts.dtype, config)
     return (
-        f"{folder.name}: {facts.kind}, {facts.dtype} on {loaded.device}, {facts.parameter_bytes / 2**20:,.0f} MiB; "
+        f"{folder.name}: {facts.kind}, {types} on {loaded.device}, {size / 2**20:,.0f} MiB; "
         f"attention {backend}; up to {limits.max_running} requests of {limits.context_length:,} tokens; "
         f"KV pool {limits.pool_tokens:,} tokens: {reason}"
     )

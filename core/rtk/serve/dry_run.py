@@ -11,7 +11,15 @@ from rtk.config.sources import DEFAULT
 from rtk.plugin.registry import Registry
 from rtk.schedule.budget import ceil_page
 from rtk.serve.backends import Choice
-from rtk.serve.computing import choose_backend, chunk_tokens, context_length, mixed_tokens, mixes, overlaps
+from rtk.serve.computing import (
+    choose_backend,
+    chunk_tokens,
+    context_length,
+    mixed_tokens,
+    mixes,
+    overlaps,
+    weight_types,
+)
 from rtk.serve.runtime import build_grammar_backends, build_policies, start_observers
 from rtk.serve.tls import tls_context
 
@@ -65,7 +73,8 @@ def _model(config: Config, folder: Path, outline: "Outline", choice: Choice) -> 
 
     device, page = choice.device, choice.taken.page_size
     longest = context_length(config, outline.context_length)
-    yield f"model: {folder}: {outline.kind}, {outline.dtype or 'type of its weights'} on {device}"
+    types = weight_types(outline.dtype or "type of its weights", config)
+    yield f"model: {folder}: {outline.kind}, {types} on {device}"
     kind = torch.device(device).type
     piece = chunk_tokens(config, kind, page)
     cut = "prompts are not cut" if piece is None else f"prompts in pieces of {piece:,} tokens"

@@ -351,8 +351,10 @@ static inline void to_rows(float *const (&rows)[W], const float *from, int64_t a
     for (int i = 0; i < W; i++) rows[i][d] = from[d * apart + i] * by[i];
 }
 
-// The queries `begin` .. of one head, in N vectors; the last one is in all lanes that are left.
-template <int N> static void many_of(const Layer &c, const Piece &p, int64_t head, int64_t begin, int64_t end, float *scratch) {
+// The queries `begin` .. of one head, in N vectors; the last one is in all lanes that are left. What a query does not see
+// weighs 0 for it; where that is not a number, of a later token of the row, neither is the answer.
+template <int N>
+static void many_of(const Layer &c, const Piece &p, int64_t head, int64_t begin, int64_t end, float *scratch) {
   const int64_t group = c.group();
   float *const q = scratch, *const answers = q + c.dim * N * W, *const weights = answers + c.v_dim * N * W;
   const float cap = c.softcap * LOG2E;
@@ -517,7 +519,7 @@ class Planner {
   int64_t answers = 0;
 
   // Of one key, as measured: for all K/V heads; for one.
-  int64_t shared_cost(const Item &item) const { return c.kv_heads * entries * (4 + item.count); }
+  int64_t shared_cost(int64_t queries) const { return c.kv_heads * entries * (4 + queries); }
   int64_t block_cost(const Item &item) const { return 8 * entries * ((item.end - item.begin + W - 1) / W); }
 
   int32_t joint(int32_t token, int begin, int end) {
@@ -543,7 +545,7 @@ class Planner {
       first = end;
     };
     for (auto &item : shared)
-      for (int64_t begin = 0, cost = shared_cost(item); begin < item.keys;) {
+      for (int64_t begin = 0, cost = shared_cost(item.count); begin < item.keys;) {
         int64_t count = (left / cost + 16) / 16 * 16;
         if (count + 16 > item.keys - begin) count = item.keys - begin;
         piece(item, begin, count);
@@ -613,15 +615,15 @@ public:
       blocks.push_back({slots + from, stop + last - from, int32_t(plan.tokens.size()), int32_t(last - first + 1),
                         int32_t(begin - before), int32_t(end - before), stop + first - window - from, stop + first - from});
       for (int64_t t = first; t <= last; t++)
-        plan.tokens.push_back(joint(token + t, std::max(begin, t * group) - t * group, std::min(end, (t + 1) * group) - t * group));
+        plan.tokens.push_back(joint(token + t, std::max(begin - t * group, int64_t(0)), std::min(end - t * group, group)));
     }
   }
 
   void finish() {
     int64_t total = 0;
-    for (auto &item : shared) total += item.keys * shared_cost(item);
+    for (auto &item : shared) total += item.keys * shared_cost(item.count);
     for (auto &item : blocks) total += item.keys * block_cost(item) * c.kv_heads;
-    const int64_t least = LEAST * 5 * c.kv_heads * entries;
+    const int64_t least = LEAST * shared_cost(1);
     const int64_t share = total / (c.threads * std::clamp<int64_t>(total / (c.threads * least), 1, SHARES)) + 1;
     cut_blocks(share);
     cut_shared(share);
@@ -656,8 +658,9 @@ extern "C" {
 // their rows, one after the other, by where each one's end, and by their positions; they come by their start, and have
 // rows of one query only. Tells the layer how many answers and how much memory for each thread it wants.
 Plan *rtk_attention_plan(Layer *c, int64_t rows, const int64_t *firsts, const int64_t *q_lens, const int64_t *kv_lens,
-                         const int32_t *table, const int64_t *offsets, int64_t window, int64_t runs, const int64_t *run_rows,
-                         const int64_t *run_ends, const int64_t *run_starts, const int64_t *run_stops) {
+                         const int32_t *table, const int64_t *offsets, int64_t window, int64_t runs,
+                         const int64_t *run_rows, const int64_t *run_ends, const int64_t *run_starts,
+                         const int64_t *run_stops) {
   auto *plan = new Plan;
   Planner planner(*c, *plan);
   std::vector<int64_t> seen(rows);
