@@ -564,10 +564,10 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tokenizer, "load", lambda folder: None)
         patch.setattr("rtk.native.COMPILERS", ())
-        native._tried.cache_clear()
+        native._library.cache_clear()
         args = ("--model", str(model), "--eviction", "slru", "--port", "0", "--admin-api-key", "s3cret")
         code, out, err = rtk("serve", "--dry-run", "--device", "cpu", *args)
-    native._tried.cache_clear()
+    native._library.cache_clear()
     assert (code, err) == (0, [])
     version = installed().get("eviction", "slru").origin
     assert "; not triton: device cpu (it runs on cuda)" in out[5]

@@ -225,6 +225,29 @@ def test_layers_that_somebody_changed_compute_what_they_did(zoo, change, fused):
     assert (got - wanted).norm() <= 1e-5 * wanted.norm()
 
 
+@pytest.mark.parametrize(
+    ("place", "fused"),
+    [
+        ("model", 2),
+        ("model.norm", 2),
+        ("model.layers.1", 2),
+        ("model.layers.1.mlp", 1),
+        ("model.layers.1.mlp.up_proj", 1),
+    ],
+)
+def test_who_watches_a_module_goes_on_seeing_it(zoo, place, fused):
+    loaded, seen = zoo.load("llama"), []
+    watched = loaded.model.get_submodule(place)
+    watched.register_forward_hook(lambda module, args, answer: seen.append(answer))
+    _, wanted = record(loaded)
+    assert fuse_layers(loaded) == fused
+    seen.clear()
+    _, got = record(loaded)
+    (answer,) = seen
+    assert place != "model" or answer.last_hidden_state.shape == (1, 12, 32)
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+
+
 def another_embedding(body):
     body.embed_tokens.forward = functools.partial(F.embedding, weight=body.embed_tokens.weight)
 

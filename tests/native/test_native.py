@@ -34,7 +34,7 @@ def cache(tmp_path):
     return tmp_path / "cache" / "native"
 
 
-library = native._library
+library = native._built
 """What is there already shows in the folder alone."""
 
 needs_compiler = pytest.mark.skipif(not any(map(native.shutil.which, COMPILERS)), reason="no compiler")
@@ -202,7 +202,7 @@ def test_a_compiler_that_fails_is_asked_once(source, cache, compiler, tmp_path):
     assert [str(refusal) for refusal in refusals] == [str(refusals[0])] * 3
 
 
-def test_paths_may_have_any_bytes(source, monkeypatch):
+def test_paths_may_have_any_bytes(source):
     """As the names of folders on Linux may."""
     strange = Path(os.fsdecode(b"/opt/\xff libgomp.so"))
     assert native._digest("c++", source, strange) != native._digest("c++", source, Path("/opt/libgomp.so"))

@@ -88,7 +88,13 @@ def _is_known(module: Any, uses: Mapping[nn.Module, int]) -> bool:
         len(linear) == 7
         and all(is_plain(part) and uses[part] == 1 for part in linear)
         and all(hasattr(norm, "variance_epsilon") for norm in norms)
+        and not any(_is_watched(part) for part in module.modules() if part is not module)
     )
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether somebody has hooks there, which run only where the module is called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_one_of(module: nn.Module, names: frozenset[str]) -> bool:
@@ -114,6 +120,8 @@ def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wante
     embed = body.embed_tokens  # what it gives is changed in place
     if type(embed) is not nn.Embedding or "forward" in vars(embed) or not hasattr(body.norm, "variance_epsilon"):
         return
+    if any(map(_is_watched, (body.norm, *body.layers))):
+        return
     layers = [fused[layer] for layer in body.layers if layer in fused]
     if (
         not len(layers) == len(body.layers) == body.config.num_hidden_layers
@@ -122,7 +130,7 @@ def _fuse_body(loaded: LoadedModel, fused: dict[nn.Module, "_FusedLayer"], wante
         return
     own = _FusedBody(body, layers)
     body.forward = own
-    if _is_one_of(model, MODELS) and "forward" not in vars(model):
+    if _is_one_of(model, MODELS) and "forward" not in vars(model) and not _is_watched(body):
         body.forward, model.forward = own.hidden, _FusedModel(body, model.lm_head)
     _, got = record(loaded)
     if not (wanted - got).norm() <= CLOSE * wanted.norm():

@@ -6,7 +6,6 @@ compiler and processor. Kernels use the OpenMP runtime that torch brought: two r
 as there are cores, each waiting actively for its next turn.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -54,23 +53,23 @@ def library(source: Path) -> ctypes.CDLL:
 
     They are compiled, unless they are there, into the folder of `built_in`; where nobody names one, into the user's
     cache for rtk. A source may include headers that lie beside it. What was refused once is refused at once from then
-    on: a model asks for each of its layers, and a compiler that fails may take its time to.
+    on: a model asks for each of its products, and a compiler may take its time to fail.
     """
-    found = _tried(source, _folder.get() or user_cache_path("rtk") / "native")
+    found = _library(source, _folder.get() or user_cache_path("rtk") / "native")
     if isinstance(found, Unavailable):
         raise Unavailable(*found.args) from found.__cause__
     return found
 
 
 @functools.cache
-def _tried(source: Path, cache: Path) -> ctypes.CDLL | Unavailable:
+def _library(source: Path, cache: Path) -> ctypes.CDLL | Unavailable:
     try:
-        return _library(source, cache)
+        return _built(source, cache)
     except Unavailable as refusal:
         return refusal
 
 
-def _library(source: Path, cache: Path) -> ctypes.CDLL:
+def _built(source: Path, cache: Path) -> ctypes.CDLL:
     if platform.system() != "Linux":
         raise Unavailable(f"{source.stem} kernels are built on Linux only")
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -82,7 +81,7 @@ def _library(source: Path, cache: Path) -> ctypes.CDLL:
             raise Unavailable(f"{source.stem} kernels need torch's OpenMP runtime, and this torch has none")
         built = cache / f"{source.stem}-{_digest(compiler, source, openmp)}.so"
         if built.is_file():
-            with contextlib.suppress(OSError):  # what a disk spoiled is built again
+            with suppress(OSError):  # what a disk spoiled is built again
                 return ctypes.CDLL(str(built))
         _build(compiler, source, openmp, built)
         return ctypes.CDLL(str(built))
