@@ -23,6 +23,7 @@ from rtk.config.models import Config
 from rtk.config.tree import config_model
 from rtk.plugin.host import installed
 from rtk_cli.main import app
+from rtk_cli.theirs import INSTEAD
 
 ROOT = Path(__file__).parents[1]
 DOCS, EXAMPLE = ROOT / "docs", ROOT / "examples" / "deployment"
@@ -61,9 +62,9 @@ ELEVEN = """
 """
 
 
-def flag_rows() -> list[list[str]]:
+def flag_rows(start: str = "| `--") -> list[list[str]]:
     lines = (DOCS / "flags.md").read_text(encoding="utf-8").splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `--")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(start)]
 
 
 def test_the_flags_of_sglang_are_all_there() -> None:
@@ -76,6 +77,21 @@ def test_a_flag_is_mapped_to_a_key_with_its_default(row: list[str]) -> None:
     key = KeyTable(config_model(installed())).by_path[path]
     if not value and path != "model.cache_dir":
         assert re.match(r"`([^`]*)`", row[5])[1] == as_text(key.default)  # type: ignore[index]
+
+
+def test_the_commands_know_the_flags_of_others_as_the_page_does() -> None:
+    ours = {key.path: key.flag or f"--set {key.path}=" for key in KeyTable(config_model(installed()))}
+    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    own = {name for option in serve.params for name in option.opts}
+    keys: dict[str, set[str]] = {}
+    for row in flag_rows("| "):
+        for name in re.findall(r"`(--[\w-]+)", row[0] + row[2]):
+            keys.setdefault(name.replace("--no-", "--"), set()).update(re.findall(r"^`([\w.]+)", row[4]))
+    assert {name.replace("--no-", "--") for name in INSTEAD} == keys.keys() - own
+    for name, instead in INSTEAD.items():
+        mapped = [ours[key] for key in keys[name.replace("--no-", "--")]]
+        assert any(option in instead for option in mapped) if mapped else "--" not in instead, name
+        assert not instead.startswith("--") or instead.split()[0].rstrip(",") in own, name
 
 
 def test_the_examples_of_files_say_the_same(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def attention(
     folder = find_model(model.path, cache_dir=model.cache_dir)
     if folder is not None:
         outline = read_outline(folder, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code)
-    every = every_backend(loaded.config, installed(), device).judged(outline)
+    every = every_backend(loaded.config, installed(), device).rehearsed(outline)
     chosen, refusal = None, None
     try:
-        chosen = every.configured().narrowed(outline)
+        chosen = every.configured().left(outline)
     except RtkError as error:
         refusal = error
     if as_json:

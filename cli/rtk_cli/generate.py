@@ -53,11 +53,17 @@ def generate(
         "choice": choice or None,
     }
     params |= {name: value for name, value in forms.items() if value is not None}
-    verified = None
+    verified, end = None, "\n"
     with Engine(loaded.config, fetching=transfer_bars) as engine:
-        for chunk in engine.stream(prompt, params, chat=chat):
-            typer.echo(harmless(chunk.text) if on_terminal() else chunk.text, nl=False)
-            verified = chunk.verified
+        try:
+            for chunk in engine.stream(prompt, params, chat=chat):
+                text = harmless(chunk.text) if on_terminal() else chunk.text
+                typer.echo(text, nl=False)
+                verified, end = chunk.verified, text[-1:] or end
+        except BaseException:
+            if on_terminal() and end != "\n":  # what went wrong is told on a line of its own
+                typer.echo()
+            raise
     typer.echo()
     if verified is False:
         typer.echo("warning: the answer does not have the form that was asked for, or was cut (--max-tokens)", err=True)

@@ -302,8 +302,7 @@ def test_what_is_not_installed_is_named_with_what_brings_it(name, modules, extra
         monkeypatch.delitem(sys.modules, module, raising=False)
     entry = installed().get("attention", name)
     assert refusal(lambda: entry.build(entry.plugin.options())).partition(" cannot be built: ")[2] == (
-        f"ModuleNotFoundError: {modules[0]} is not installed; run: pip install 'rtk-inference[{extra}]'; "
-        "install what it imports, or do without it"
+        f"ModuleNotFoundError: {modules[0]} is not installed; run: pip install 'rtk-inference[{extra}]'"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rtk.plugin import Plugin
+from rtk.plugin import KVShape, Plugin
 from rtk.plugin.host import installed
 from rtk.plugin.registry import Origin, Registered, Registry
 from rtk_attention.torch.backend import TorchAttention
@@ -83,6 +83,21 @@ def test_what_a_start_refuses_is_an_error_below_the_table(zoo: Any) -> None:
     code, out, err = run(*given, "--attention", "lacking", "--json")
     assert (code, json.loads("".join(out))["taken"]) == (1, None)
     assert err == [f"error: attention plugin 'lacking' of rtk-lacking 1 (entry point 'lacking') {LACKING}"]
+
+
+def test_one_that_cannot_lay_out_what_the_files_tell_is_not_taken(zoo: Any) -> None:
+    def fails(self: object, shape: KVShape, page_size: int, kv_dtype: str) -> None:
+        raise KeyError(f"{shape.layers} layers, {shape.kv_heads} of {shape.q_heads} heads, {shape.head_dim} wide")
+
+    sys.modules["toys"].plain.layout = fails
+    given = ("--model", str(zoo.folder("llama")))
+    problem = "the model's K/V (KeyError: '2 layers, 2 of 4 heads, 8 wide')"
+    code, out, _ = run(*given)
+    assert (code, [line.split()[:2] for line in out[4:6]]) == (0, [["plain", "no"], ["flash", "taken"]])
+    assert out[4].endswith(problem)
+    assert f"; not plain: {problem};" in out[-1]
+    code, _, err = run(*given, "--attention", "plain")
+    assert (code, err[-1]) == (1, f"error: attention backend 'plain' cannot serve {problem}; choose flash, torch")
 
 
 def test_a_model_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_bug_keeps_its_traceback(failing: typer.Typer) -> None:
     ("args", "message"),
     [
         (["no-such-command"], "no-such-command"),
-        (["serve", "--no-such-flag"], "--no-such-flag"),
+        (["serve", "--zzzz"], "--zzzz"),
         (["serve", "--page-size"], "--page-size"),
         (["generate"], "prompt"),
         (["generate", "hello", "--max-tokens", "many"], "--max-tokens"),
@@ -162,6 +163,37 @@ def test_a_usage_error_is_code_2(args: list[str], message: str) -> None:
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert message.lower() in err.lower()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["serve", "--max-num-seqs", "8"], "--max-num-seqs; in rtk it is --max-running"),
+        (["serve", "--max-model-len=4096"], "--max-model-len; in rtk it is --context-length"),
+        (["generate", "hello", "--enforce-eager"], "--enforce-eager; in rtk it is --cuda-graphs false"),
+        (["config", "show", "--served-model-name", "x"], "--served-model-name; in rtk it is --served-name"),
+        (["serve", "--random-seed", "1"], "--random-seed; rtk has none: each request brings its seed"),
+        (
+            ["serve", "--enable-prefix-caching"],
+            "--enable-prefix-caching; rtk has none: prefixes are cached unless there is --disable-cache",
+        ),
+        (["attention", "--max-num-seqs", "8"], "--max-num-seqs"),  # it has no --max-running either
+        (["serve", "--zzzz"], "--zzzz"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_of_another_engine_is_refused_with_that_of_rtk(args: list[str], told: str) -> None:
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"Error: No such option: {told}"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "attention"])
+def test_a_model_without_its_option_is_refused_with_it(command: str) -> None:
+    code, out, err = run(command, "org/model")
+    assert (code, out) == (2, "")
+    told = "Got unexpected extra argument(s) (org/model); name the model by --model org/model"
+    assert err.splitlines()[-1] == f"Error: {told}"
 
 
 def test_the_version() -> None:
@@ -286,6 +318,35 @@ def test_generate_gives_pipes_what_the_model_wrote_and_terminals_what_cannot_ste
     assert run("generate", "x")[1] == "a\x07\tb\n\n"
     monkeypatch.setattr("rtk_cli.generate.on_terminal", lambda: True)
     assert run("generate", "x")[1] == "a\tb\n\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "texts", "out"),
+    [
+        (True, ["an answer", " and", ""], "an answer and\n"),
+        (True, ["an answer\n"], "an answer\n"),
+        (True, [], ""),
+        (False, ["an answer and"], "an answer and"),
+    ],
+)
+def test_generate_ends_an_open_line_before_it_tells_what_went_wrong(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, texts: list[str], out: str
+) -> None:
+    class Engine:
+        def __init__(self, config: Config, *, fetching: object) -> None: ...
+
+        def __enter__(self) -> "Engine":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def stream(self, prompt: str, params: dict, *, chat: bool | None) -> Iterator:
+            yield from (type("Chunk", (), {"text": text, "verified": None}) for text in texts)
+            raise ModelError("gone")
+
+    monkeypatch.setitem(sys.modules, "rtk.engine", type("engine", (), {"Engine": Engine}))
+    monkeypatch.setattr("rtk_cli.generate.on_terminal", lambda: terminal)
+    assert run("generate", "x") == (1, out, "error: gone\n")
 
 
 @pytest.fixture

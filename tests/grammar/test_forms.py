@@ -142,6 +142,30 @@ def test_what_was_chosen_is_kept_and_what_is_large_is_not():
     assert forms.stats() == dict(zip(COUNTERS, (5, 0, 0, 0), strict=True))
 
 
+class Wavering(Judge):
+    """Tells `readable` times what it understands."""
+
+    def __init__(self, readable):
+        super().__init__()
+        self.readable = readable
+
+    @property
+    def spec_kinds(self):
+        self.readable -= 1
+        if self.readable < 0:
+            raise SystemExit("no kinds")
+        return frozenset(SPEC_KINDS)
+
+
+def test_what_a_backend_understands_is_read_once_whatever_it_says_later():
+    forms = Forms({"toy": Wavering(1)})
+    assert [serve(forms, asked([text])).verdict for text in "ab"] == ["exact", "exact"]
+    forms = Forms({"toy": Wavering(0)})
+    with pytest.raises(RequestError, match="toy: it cannot tell what it knows: SystemExit: no kinds") as caught:
+        serve(forms, asked())
+    assert (caught.value.code, caught.value.status) == ("unsupported_grammar", 400)
+
+
 def test_a_kind_that_a_backend_does_not_know_is_not_put_to_it():
     judge = Judge()
     judge.spec_kinds = frozenset({"regex"})

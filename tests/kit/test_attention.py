@@ -400,6 +400,19 @@ def test_planted_faults_are_caught(backend: type[Plain], check: str):
     assert_caught("attention", backend, check)
 
 
+def test_a_nan_is_told_with_where_it_usually_comes_from():
+    by_name = {check.name: check for check in suite("attention")}
+    with pytest.raises(AssertionError) as caught:
+        by_name["reads visible slots only"](ReadsPadding)
+    assert str(caught.value).splitlines()[0].partition(": off by ")[2] == (
+        "nan, allowed is 1e-10 "
+        "(a NaN usually means that a slot was read that no query sees: a weight of 0 behind a mask does not hide it)"
+    )
+    with pytest.raises(AssertionError) as caught:
+        by_name["equals the oracle: page 1"](OneKeyShort)
+    assert str(caught.value).splitlines()[0].endswith(", allowed is 1e-10")
+
+
 @given(st.lists(st.one_of(st.integers(1, 40), st.integers(1, 20_000)), max_size=80))
 def test_buckets_of_the_reference_waste_little(lens):
     rows = np.arange(len(lens)) * 3

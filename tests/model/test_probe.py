@@ -29,6 +29,7 @@ def test_what_a_model_keeps_and_asks_for(zoo, kind, shape, features):
     assert probe(zoo.load(kind)) == Probe(KVShape(*shape), frozenset(features), "float32")
     outline = read_outline(zoo.folder(kind), dtype="auto", device="cpu", trust_remote_code=False)
     assert outline.features == features - ({"sliding_window"} if kind == "mistral" else set())  # has no layer_types
+    assert outline.shape == (None if kind == "deepseek_v3" else KVShape(*shape))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])

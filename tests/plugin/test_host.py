@@ -215,6 +215,10 @@ FACTS_RAISE = f"""{HEADER}class Fast(EvictionPolicy):
     [
         ("", f"cannot be built: AttributeError: module 'late' has no attribute 'Fast'; {INSTEAD}"),
         ("import nine", f"cannot be built: ModuleNotFoundError: No module named 'nine'; {MISSING}"),
+        (
+            "raise ImportError('no nine; run: pip install nine')",
+            "cannot be built: ImportError: no nine; run: pip install nine",
+        ),
         ("raise SystemExit(3)", f"cannot be built: SystemExit: 3; {INSTEAD}"),
         ("def Fast(options): raise ValueError('no')", f"cannot be built: ValueError: no; {INSTEAD}"),
         (

@@ -341,7 +341,8 @@ def test_a_model_is_asked_again_only_for_other_kinds_of_attention(toys: Toys) ->
     assert (found.name, found.layout.buffers[0].shape) == ("heads", (2, 8))
     assert asked == [{"mla"}, {"mha"}]
     more = "not more-latents: dtype float32 (it computes bfloat16)"
-    assert found.told == f"attention heads, pages of 1 token, by auto; not latents: KeyError: 'head_dim'; {more}"
+    latents = "not latents: the model's K/V (KeyError: 'head_dim')"
+    assert found.told == f"attention heads, pages of 1 token, by auto; {latents}; {more}"
 
 
 # --- page sizes ----------------------------------------------------------------------------------------------------
@@ -382,6 +383,18 @@ def test_a_backend_that_is_named_is_refused_with_every_conflict_and_the_choices(
     toys.found.remove(TORCH)
     nobody = "no other that is installed can either; see 'rtk attention'"
     assert toys.refused(cache__page_size=8, **named).endswith(f"(it takes 64); {nobody}")
+
+
+def test_a_type_that_is_configured_is_compared_before_a_model_is_read(toys: Toys) -> None:
+    toys.add("flash", devices=frozenset({"cuda"}), dtypes=frozenset({"bfloat16"}))
+    toys.add("single", dtypes=frozenset({"float32"}), preference=30)
+    refusal = toys.refused(attention__backend="flash", model__dtype="bfloat16")
+    assert refusal == "attention backend 'flash' cannot serve device cpu (it runs on cuda); choose torch"
+    dtype = "dtype bfloat16 (it computes float32)"
+    refusal = toys.refused(attention__backend="single", model__dtype="bfloat16")
+    assert refusal == f"attention backend 'single' cannot serve {dtype}; choose torch"
+    assert toys.choose(model__dtype="bfloat16").taken.name == "torch"
+    assert toys.choose(model__dtype="auto").taken.name == "single"
 
 
 def test_what_shows_when_the_model_ran_is_refused_too(toys: Toys) -> None:

@@ -21,6 +21,7 @@ from rtk.grammar.schema import Normal
 from rtk.grammar.schema import normalise as normal_schema
 from rtk.plugin.foreign import contained
 from rtk.plugin.grammar import WHITESPACE, GrammarBackend, Judgement, Reason, Spec
+from rtk.plugin.registry import kinds_of
 from rtk.schedule.messages import GrammarOrder
 from rtk.schedule.params import check_names, shown
 
@@ -173,6 +174,7 @@ class Forms:
         """`whitespace` and `verify` are those of requests that say nothing; `lanes` forms are chosen for at a time."""
         first = [name for name in PREFERRED if name in backends]
         self._backends = {name: backends[name] for name in [*first, *sorted(backends.keys() - {*first})]}
+        self._known = known(self._backends)
         self._whitespace = whitespace
         self._verify = verify
         self._kept: OrderedDict[tuple[str, str, int], Choice] = OrderedDict()
@@ -216,7 +218,7 @@ class Forms:
 
     def choose(self, kind: str, text: str, whitespace: int) -> Choice:
         """The best backend. Takes some milliseconds, for the largest forms that are taken some seconds."""
-        return best(self._backends, kind, text, whitespace)
+        return best(self._known, kind, text, whitespace)
 
     def stats(self) -> dict[str, int]:
         """What became of the forms that were asked for."""
@@ -232,7 +234,30 @@ class Forms:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def best(backends: Mapping[str, GrammarBackend], kind: str, text: str, whitespace: int) -> Choice:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A backend, and what it understands: read once, so that one that fails at it later harms no request."""
+
+    backend: GrammarBackend
+    kinds: frozenset[str] | str
+    """Of `SPEC_KINDS`; or why that is not known, and the backend refuses everything."""
+
+
+def known(backends: Mapping[str, GrammarBackend]) -> dict[str, Known]:
+    """Ask backends what they understand."""
+    return {name: Known(backend, _kinds(backend)) for name, backend in backends.items()}
+
+
+def _kinds(backend: GrammarBackend) -> frozenset[str] | str:
+    try:
+        return kinds_of(backend)
+    except BaseException as error:
+        if not contained(error):
+            raise
+        return f"it cannot tell what it knows: {one_line(error)}"
+
+
+def best(backends: Mapping[str, Known], kind: str, text: str, whitespace: int) -> Choice:
     """The first backend that keeps a form exactly, else the one that narrows it for the fewest reasons."""
     if kind == calls.KIND:
         return _best_of_calls(backends, calls.parsed(text), whitespace)
@@ -243,7 +268,7 @@ def best(backends: Mapping[str, GrammarBackend], kind: str, text: str, whitespac
     return found
 
 
-def _best_of_calls(backends: Mapping[str, GrammarBackend], value: Any, whitespace: int) -> Choice:
+def _best_of_calls(backends: Mapping[str, Known], value: Any, whitespace: int) -> Choice:
     """The same for calls of tools: schemas that are not strict are given up where nobody can keep them."""
     loose: dict[int, str] = {}
     while True:
@@ -276,7 +301,7 @@ def _best_of_calls(backends: Mapping[str, GrammarBackend], value: Any, whitespac
 
 
 def _judge_all(
-    backends: Mapping[str, GrammarBackend], read: _Read, whitespace: int
+    backends: Mapping[str, Known], read: _Read, whitespace: int
 ) -> tuple[Choice | None, dict[str, Judgement]]:
     """The best backend, or why each of them refuses."""
     spec = Spec(read.kind, read.text, whitespace)
@@ -382,12 +407,14 @@ def _left_out(normal: Normal) -> Iterator[str]:
     return (f"{problem}, at {pointer}" for pointer, problem in normal.narrowed.items())
 
 
-def _judged(backend: GrammarBackend, spec: Spec) -> Judgement:
+def _judged(one: Known, spec: Spec) -> Judgement:
     """A backend's judgement; one that fails at it refuses."""
-    if spec.kind not in backend.spec_kinds:
+    if isinstance(one.kinds, str):
+        return Judgement.refused(one.kinds)
+    if spec.kind not in one.kinds:
         return Judgement.refused(f"it knows no {spec.kind}")
     try:
-        return backend.judge(spec)
+        return one.backend.judge(spec)
     except BaseException as error:
         if not contained(error):
             raise

@@ -6,14 +6,13 @@ import queue
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from rtk.errors import RequestError
 from rtk.frames import receive, send
 from rtk.grammar.child import ForkServer, GoneError
-from rtk.grammar.forms import Choice, Forms, best
+from rtk.grammar.forms import Choice, Forms, Known, best, known
 from rtk.grammar.process import NICE, Unbuffered, die_with, keep_within, read
 from rtk.plugin.grammar import WHITESPACE, GrammarBackend
 from rtk.plugin.info import Options
@@ -146,7 +145,7 @@ def main() -> None:
     if hello is None:
         return
     plugins, memory_bytes = pickle.loads(hello)  # from the process that started this one
-    backends = {name: entry.build(options) for name, (entry, options) in plugins.items()}
+    backends = known({name: entry.build(options) for name, (entry, options) in plugins.items()})
     questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=read, args=(questions,), daemon=True).start()
     keep_within(memory_bytes)
@@ -156,7 +155,7 @@ def main() -> None:
         send(out, msgspec.msgpack.encode(_reply(backends, question)))
 
 
-def _reply(backends: Mapping[str, Any], question: _Question) -> _Reply:
+def _reply(backends: Mapping[str, Known], question: _Question) -> _Reply:
     try:
         return _Reply(choice=best(backends, question.kind, question.text, question.whitespace))
     except RequestError as error:

@@ -159,8 +159,8 @@ def read(jobs: "queue.SimpleQueue[bytes]") -> None:
 
 def warm_up(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
     """Have a backend import its library and look at the vocabulary. If that fails, the job will tell."""
-    spec = next((Spec(kind, text) for kind, text in WARM.items() if kind in backend.spec_kinds), None)
     try:
+        spec = next((Spec(kind, text) for kind, text in WARM.items() if kind in backend.spec_kinds), None)
         if spec is not None and backend.judge(spec).verdict != "refused":
             backend.compile(spec, vocabulary)
     except BaseException as error:

@@ -143,7 +143,7 @@ def _product(*parts: nn.Linear, scale: torch.Tensor | None = None, factor: float
     weight = torch.cat(tuple(part.weight for part in parts))
     if scale is not None:
         weight *= scale
-    biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts]
+    biases = (part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts)
     bias = None if all(part.bias is None for part in parts) else torch.cat(tuple(biases))
     if factor != 1:
         weight *= factor

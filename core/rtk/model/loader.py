@@ -13,7 +13,7 @@ from rtk.errors import ConfigError, ModelError, one_line
 from rtk.model.bridge import IMPLEMENTATION, register
 from rtk.model.files import read_object
 from rtk.model.threads import one_thread
-from rtk.plugin.attention import DTYPE_BYTES
+from rtk.plugin.attention import DTYPE_BYTES, KVShape
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class Outline:
     """What it surely asks of an attention backend; the rest shows when it runs, see `rtk.model.probe`."""
     mla: bool | None = None
     """Whether it is served by latents; None: perhaps, see `rtk.model.latent`."""
+    shape: KVShape | None = None
+    """Of its K/V, as far as its files tell; what holds is what `rtk.model.probe` finds. None: they do not tell."""
 
 
 def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Outline:
@@ -83,7 +85,18 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
             own,
         )
     mla = None if hasattr(text, "kv_lora_rank") else False
-    return Outline(config.model_type, length, name, _sure_features(text), mla)
+    return Outline(config.model_type, length, name, _sure_features(text), mla, _likely_shape(text))
+
+
+def _likely_shape(config: Any) -> KVShape | None:
+    """What most models make of these names; those of latents have K/V of several shapes."""
+    layers, heads, width = (
+        getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    dim = getattr(config, "head_dim", None) or (width // heads if width and heads else None)
+    if hasattr(config, "kv_lora_rank") or not (layers and heads and dim):
+        return None
+    return KVShape(layers, getattr(config, "num_key_value_heads", None) or heads, dim, dim, heads)
 
 
 def _sure_features(config: Any) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """What model, device and page size ask of an attention backend, compared with what it declares."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,6 +23,15 @@ class Needs(Protocol):
     @property
     def mla(self) -> bool | None:
         """Whether it is served as `KVShape.mla`; None where it is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The needs of a model of which nothing was read yet: what is configured."""
+
+    dtype: str | None
+    features: frozenset[str] = frozenset()
+    mla: bool | None = None
 
 
 def page_size(declared: Capabilities, wanted: int | None) -> int:

@@ -31,6 +31,8 @@ CONTRACTS: dict[Kind, type] = {
 OURS = "rtk-inference"
 """The distribution that this module comes with."""
 MISSING = "install what it imports, or do without it"
+INSTALL = "pip install"
+"""What an `ImportError` has in its message that says by itself what to install."""
 INSTEAD = "tell its authors, or do without it"
 """What can be done about a plugin that was asked for and cannot be built."""
 BUILD_S = 30.0
@@ -77,8 +79,10 @@ class Registered:
         except BaseException as error:
             if not contained(error):
                 raise
-            move = MISSING if isinstance(error, ImportError) else INSTEAD
-            raise PluginError(f"{self.label} cannot be built: {one_line(error)}; {move}") from error
+            reason, move = one_line(error), f"; {INSTEAD}"
+            if isinstance(error, ImportError):
+                move = "" if INSTALL in reason else f"; {MISSING}"
+            raise PluginError(f"{self.label} cannot be built: {reason}{move}") from error
         if problem:
             raise PluginError(f"{self.label} cannot be used: {problem}; {INSTEAD}")
         return built
@@ -126,10 +130,9 @@ class Registered:
         if isinstance(built, AttentionBackend):
             declared = declared_by(built)
             return declared if isinstance(declared, str) else ""
-        if isinstance(built, GrammarBackend) and not (
-            isinstance(built.spec_kinds, Set) and built.spec_kinds <= set(SPEC_KINDS)
-        ):
-            return f"its spec_kinds are {built.spec_kinds!r}; a set of them may have {', '.join(SPEC_KINDS)}"
+        if isinstance(built, GrammarBackend):
+            kinds = kinds_of(built)
+            return kinds if isinstance(kinds, str) else ""
         return ""
 
 
@@ -143,6 +146,17 @@ def declared_by(attention: AttentionBackend) -> Capabilities | str:
         return f"its capabilities are {declared!r}, not Capabilities"
     plain = Capabilities(*(_plain(getattr(declared, field.name)) for field in fields(Capabilities)))
     return next((f"its capabilities have {problem}" for problem in _unsound(plain)), plain)
+
+
+def kinds_of(grammar: GrammarBackend) -> frozenset[str] | str:
+    """The kinds of specs that a backend understands, read once; or why the host cannot work with that.
+
+    Raises what reading it raises.
+    """
+    kinds = grammar.spec_kinds
+    if isinstance(kinds, Set) and kinds <= set(SPEC_KINDS):
+        return frozenset(kinds)
+    return f"its spec_kinds are {kinds!r}; a set of them may have {', '.join(SPEC_KINDS)}"
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from rtk.native import built_in
 from rtk.plugin.registry import INSTEAD, OURS, Registered, Registry, declared_by
 
 if TYPE_CHECKING:
+    from rtk.model.loader import Outline
     from rtk.model.negotiation import Needs
     from rtk.model.probe import Probe
     from rtk.plugin import AttentionBackend, Capabilities, KVLayout
@@ -93,19 +94,20 @@ class Choice:
         return self.best
 
     def judged(self, needs: "Needs | None") -> "Choice":
-        """The same, compared with device, page size and what is known of the model."""
+        """The same, compared with device, page size and what is known of the model (None: what is configured)."""
         return replace(self, backends=tuple(self._judge(one, needs) for one in self.backends))
 
     def _judge(self, one: Backend, needs: "Needs | None") -> Backend:
         import torch
 
-        from rtk.model.negotiation import conflicts, page_size
+        from rtk.model.negotiation import Unread, conflicts, page_size
 
         if one.declared is None:
             return one
-        declared, wanted = one.declared, self.config.cache.page_size
+        declared, wanted, model = one.declared, self.config.cache.page_size, self.config.model
+        needs = needs or Unread(None if model.dtype == "auto" else model.dtype)
         pages = page_size(declared, wanted)
-        graphs = self.config.model.cuda_graphs is True
+        graphs = model.cuda_graphs is True
         problems = conflicts(declared, needs, torch.device(self.device), wanted, graphs=graphs)
         schedule = self.config.schedule
         if wanted is None and (short := too_short(schedule, pages)) and not too_short(schedule, 1):
@@ -131,10 +133,23 @@ class Choice:
 
     def narrowed(self, needs: "Needs | None") -> "Choice":
         """As `judged`. Raises `ConfigError` where nothing is left that can serve."""
-        choice = self.judged(needs)
-        if choice.best is None:
-            raise ConfigError(choice.refusal(needs))
-        return choice
+        return self.judged(needs).left(needs)
+
+    def rehearsed(self, outline: "Outline | None") -> "Choice":
+        """As `judged`, and those that cannot lay out K/V of the model, as far as its files tell, cannot serve it."""
+        from rtk.model.probe import Probe
+
+        choice = self.judged(outline)
+        if outline is None or outline.shape is None or outline.dtype is None:
+            return choice
+        needs = Probe(outline.shape, outline.features, outline.dtype)
+        return replace(choice, backends=tuple(_laid_out(one, needs) for one in choice.backends))
+
+    def left(self, needs: "Needs | None") -> "Choice":
+        """The same. Raises `ConfigError` where nothing is left that can serve; `needs` are what it was judged by."""
+        if self.best is None:
+            raise ConfigError(self.refusal(needs))
+        return self
 
     def settled(self, ask: "Callable[[frozenset[str]], Probe]") -> Settled:
         """Have the best backend say how it keeps K/V of the model, if that is one that it can serve.
@@ -154,7 +169,9 @@ class Choice:
             except RtkError as error:
                 if self.by_name:
                     raise
-                judged = replace(one, problems=(_told(error),))
+                if error.__cause__ is not None:
+                    log.warning("%s; it is not used", error)
+                judged = _not_laid_out(one, error)
             else:
                 if layout is not None:
                     told = f"attention {one.name}, {choice.why}"
@@ -173,7 +190,7 @@ class Choice:
         if one.declared is None:
             return f"{one.entry.label} {one.why_not()}"
         others = every_backend(self.config, self.registry, self.device).judged(needs)
-        able = [other.name for other in others.backends if not other.problems]
+        able = [other.name for other in others.backends if not other.problems and other.entry is not one.entry]
         choose = f"choose {', '.join(able)}" if able else "no other that is installed can either; see 'rtk attention'"
         return f"attention backend {one.name!r} cannot serve {one.why_not()}; {choose}"
 
@@ -246,12 +263,20 @@ def _tried(config: Config, entry: Registered) -> Backend:
         return Backend(entry, problems=(why,), absent=isinstance(cause, ImportError))
 
 
-def _told(error: RtkError) -> str:
-    """Why it cannot lay out K/V."""
-    if error.__cause__ is None:
-        return str(error)
-    log.warning("%s; it is not used", error)
-    return one_line(error.__cause__)
+def _laid_out(one: Backend, needs: "Probe") -> Backend:
+    """The same, with what keeps it from laying out K/V of the model."""
+    if one.attention is None or one.problems:
+        return one
+    try:
+        _layout(one.entry, one.attention, one.page_size, needs)
+    except RtkError as error:
+        return _not_laid_out(one, error)
+    return one
+
+
+def _not_laid_out(one: Backend, error: RtkError) -> Backend:
+    why = str(error) if error.__cause__ is None else one_line(error.__cause__)
+    return replace(one, problems=(f"the model's K/V ({why})",))
 
 
 def _layout(entry: Registered, attention: "AttentionBackend", page_size: int, needs: "Probe") -> "KVLayout":

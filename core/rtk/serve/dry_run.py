@@ -46,7 +46,7 @@ def rehearse(loaded: LoadedConfig, registry: Registry) -> list[str]:
         lines = [f"model: {config.model.path}, to be fetched; device {choice.device}"]
     else:
         outline = _outline(config, folder, choice.device)
-        choice = choice.narrowed(outline)
+        choice = choice.rehearsed(outline).left(outline)
         lines = [*_model(config, folder, outline, choice)]
     lines += _plugins(config, registry, choice, grammars)
     serve = config.serve

@@ -1,5 +1,6 @@
 """A case of the attention suite, laid out for a backend, and the dense attention that its answers are compared with."""
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from rtk.plugin.testing.check import NotApplicable
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest difference to the oracle, by type; the outputs are of size 1."""
+A_NAN = "a NaN usually means that a slot was read that no query sees: a weight of 0 behind a mask does not hide it"
+"""Where it comes from, for authors: the suite fills slots with it that nobody may read."""
 
 
 @dataclass(slots=True)
@@ -194,7 +197,8 @@ class Scene:
         """Within the tolerance of the type, and no NaN anywhere."""
         limit = TOLERANCE[str(self.dtype).removeprefix("torch.")]
         worst = (got.double() - wanted.double()).abs().max().item()
-        assert worst <= limit, f"{self.case.name}: {what}: off by {worst:.3g}, allowed is {limit:g}"
+        hint = f" ({A_NAN})" if math.isnan(worst) else ""
+        assert worst <= limit, f"{self.case.name}: {what}: off by {worst:.3g}, allowed is {limit:g}{hint}"
 
 
 def _strided(parts: list[torch.Tensor]) -> torch.Tensor:
