@@ -40,7 +40,7 @@ SIZES = [
     Sizes(2048, True),
     Sizes(256, True),
     Sizes(128, True),
-    *(Sizes(chunk, True, beside) for chunk in (512, 1024, 2048) for beside in (64, 128, 192, 256)),
+    *(Sizes(chunk, True, beside) for chunk in (512, 1024, 2048) for beside in (64, 96, 128, 256)),
 ]
 LONG = 1_000_000
 LONGEST = 400

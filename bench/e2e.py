@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from rtk.model.store import fetch
+from rtk.serve.computing import MIXED_CHUNK_ON_CPU
 
 HERE = Path(__file__).parent
 CLIENT = HERE / "peers/load.py"
@@ -50,7 +51,7 @@ START_S, END_S = 600, 30
 SCENARIOS = ("single", "unshared", "shared", "turns", "mixed")
 SEEDS_APART = 10
 """The client warms up with the seed after the one that it measures with."""
-BUDGET = 128
+BUDGET = MIXED_CHUNK_ON_CPU
 VLLM = (
     "{python} -m vllm.entrypoints.openai.api_server --model {model} --served-model-name demo --dtype float32 "
     f"--max-model-len {CONTEXT} --max-num-seqs {RUNNING} --enable-prefix-caching --port {{port}} {{budget}}"

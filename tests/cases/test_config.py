@@ -158,6 +158,7 @@ def test_g13_the_page_size_is_one_value_everywhere(
     assert f"cache.page_size = {tokens or 'null'}  # " in "".join(show(*sets)[1])
     dry = CliRunner().invoke(app, ["serve", "--dry-run", "--pool-tokens", "200", *sets])
     assert "KV pool: 256 tokens in pages of 64\n" in dry.stdout
+    assert pages64 == [64]
     runtime = start(config_from({**chosen, "cache.pool_tokens": 200}))
     try:
         server = _server(runtime, SimpleNamespace(getsockname=lambda: ("127.0.0.1", 1)))  # type: ignore[arg-type]
@@ -166,7 +167,7 @@ def test_g13_the_page_size_is_one_value_everywhere(
         assert (info["model"]["attention"], info["model"]["page_size"], info["stats"]["pool"]) == ("pages64", 64, 256)
         scheduler = runtime._thread._scheduler
         assert (scheduler._limits.page_size, scheduler._limits.pool_tokens) == (64, 256)
-        assert pages64 == [64]
+        assert pages64 == [64, 64]  # the dry run's, and the start's
     finally:
         runtime.close()
 

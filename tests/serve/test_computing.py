@@ -241,7 +241,7 @@ def test_a_shorter_context_than_the_models_own(zoo):
 @pytest.mark.parametrize(
     ("page", "size", "beside", "expected"),
     [
-        (1, None, None, (1024, 128)),
+        (1, None, None, (1024, 96)),
         (4096, None, None, (4096, 4096)),
         (16, 64, None, (64, 64)),
         (16, 64, 32, (64, 32)),
@@ -259,11 +259,11 @@ def test_the_longest_piece_of_a_prompt(zoo, page, size, beside, expected):
 @pytest.mark.parametrize(
     ("device", "keys", "expected"),
     [
-        ("cpu", {}, (True, 128)),
+        ("cpu", {}, (True, 96)),
         ("cuda", {}, (False, None)),
-        ("cpu", {"schedule.mixed_chunk": False}, (False, 128)),
+        ("cpu", {"schedule.mixed_chunk": False}, (False, 96)),
         ("cuda", {"schedule.mixed_chunk": True, "schedule.mixed_chunk_size": 512}, (True, 512)),
-        ("cpu", {"schedule.truncation_align_size": 100}, (True, 128)),
+        ("cpu", {"schedule.truncation_align_size": 100}, (True, 100)),
         ("cpu", {"schedule.truncation_align_size": 200}, (True, 200)),
     ],
 )

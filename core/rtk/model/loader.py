@@ -90,13 +90,15 @@ def read_outline(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
 
 def _likely_shape(config: Any) -> KVShape | None:
     """What most models make of these names; those of latents have K/V of several shapes."""
-    layers, heads, width = (
-        getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    )
-    dim = getattr(config, "head_dim", None) or (width // heads if width and heads else None)
+    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
+    try:
+        layers, heads, kv_heads, width, dim = (getattr(config, name, None) for name in names)
+    except RuntimeError:  # what differs from layer to layer: transformers tells it of single layers only
+        return None
+    dim = dim or (width // heads if width and heads else None)
     if hasattr(config, "kv_lora_rank") or not (layers and heads and dim):
         return None
-    return KVShape(layers, getattr(config, "num_key_value_heads", None) or heads, dim, dim, heads)
+    return KVShape(layers, kv_heads or heads, dim, dim, heads)
 
 
 def _sure_features(config: Any) -> frozenset[str]:

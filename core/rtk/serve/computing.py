@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_ON_CPU, CHUNK = 1024, 8192
 """Longest piece of a prompt where none is set, in tokens."""
-MIXED_CHUNK_ON_CPU = 128
+MIXED_CHUNK_ON_CPU = 96
 """The same beside requests that decode; elsewhere it is not shorter than in other steps.
 
 `bench/chunk.py` shows what both cost and gain on a CPU.
