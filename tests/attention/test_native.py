@@ -237,6 +237,19 @@ def test_what_is_hidden_weighs_nothing_however_large_it_is(backend):
     scene.assert_close(got[:39], scene.expected(0)[:39], "queries before the last")
 
 
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_sums_over_many_keys_keep_their_digits(backend, threads, tokens):
+    keys = 60_000
+    kv = {"k": torch.ones(keys + 1, 1, 16), "v": torch.full((keys + 1, 1, 16), 0.1)}
+    table = torch.arange(1, keys + 1, dtype=torch.int32)[None]
+    slots = table[0, -tokens:].long()
+    lens = (np.array([n], np.int32) for n in (tokens, keys, 0))
+    batch = BatchView(*lens, req_to_token=table, slots=slots, page_size=1)
+    plan = backend.plan(batch, Workspace(torch.device("cpu")))
+    got = backend.forward(torch.ones(tokens, 3, 16), kv, LayerCall(0, 0.25), plan)
+    torch.testing.assert_close(got, torch.full_like(got, 0.1), rtol=5e-6, atol=0)
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 700])
 def test_keys_and_values_of_any_strides_are_written(backend, tokens):
     random = torch.Generator().manual_seed(tokens)

@@ -1,11 +1,11 @@
 // Attention over K/V read by slot, in float32.
 //
 // What some queries see of one row's keys is a piece. Decoding rows, and rows of a few tokens, make one line of work that
-// is cut into equal shares, pieces of all K/V heads each; a told run is read once for all its rows. Longer rows are cut
-// into blocks of as many queries as `many` holds, and one K/V head of a block is a unit of work like a share is. A
-// query of a single piece gets its answer at once; of several, each gives an answer over its keys, with the maximum and
-// the sum of their weights, and they are joined in the end. A piece with few queries takes lanes for the entries of a
-// key (`few`), one with many takes them for the queries (`many`). Scores are logarithms to base 2 throughout.
+// is cut into equal shares, pieces of all K/V heads each; a told run is read once for all its rows. Longer rows, and runs
+// of many rows, are cut into blocks of as many queries as `many` holds, and one K/V head of a block is a unit of work like
+// a share is. A query of a single piece gets its answer at once; of several, each gives an answer over its keys, with the
+// maximum and the sum of their weights, and they are joined in the end. A piece with few queries takes lanes for the
+// entries of a key (`few`), one with many takes them for the queries (`many`). Scores are logarithms to base 2 throughout.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -189,13 +189,12 @@ static inline vec score(const float *q, const float *const *keys, int64_t at, in
   return sums(a);
 }
 
-// Adds to T queries' answers the values of `count` keys, C vectors of each.
+// Adds to T queries' answers the values of `count` keys, C vectors of each. They are summed by themselves first: what adds
+// 100,000 keys one after the other loses digits.
 template <int T, int C>
 static inline void add(float *answers, int64_t v_dim, const float *fade, const float *weights, const float *const *values,
                        int64_t at, int64_t entry, int count) {
-  vec a[T][C];
-  for (int t = 0; t < T; t++)
-    for (int c = 0; c < C; c++) a[t][c] = load(answers + t * v_dim + entry + c * W) * fade[t];
+  vec a[T][C] = {};
   for (int i = 0; i < count; i++) {
     const float *value = values[i] + at + entry;
     for (int t = 0; t < T; t++) {
@@ -204,7 +203,10 @@ static inline void add(float *answers, int64_t v_dim, const float *fade, const f
     }
   }
   for (int t = 0; t < T; t++)
-    for (int c = 0; c < C; c++) store(answers + t * v_dim + entry + c * W, a[t][c]);
+    for (int c = 0; c < C; c++) {
+      float *const answer = answers + t * v_dim + entry + c * W;
+      store(answer, load(answer) * fade[t] + a[t][c]);
+    }
 }
 
 template <int T>
@@ -403,31 +405,33 @@ static void many_of(const Layer &c, const Piece &p, int64_t head, int64_t begin,
     for (int n = 0; n < N; n++) {
       fade[n] = exp2(highest[n] - top[n]);
       highest[n] = top[n];
-      sum[n] *= fade[n];
     }
+    vec more[N] = {}; // by itself, as in `add`
     for (int i = 0; i < count; i++)
       for (int n = 0; n < N; n++) {
         float *const w = weights + (i * N + n) * W;
         vec x = exp2(load(w) - top[n]);
         if (!all_see) x = sees(i, n) ? x : vec{};
-        sum[n] += x;
+        more[n] += x;
         store(w, x);
       }
+    for (int n = 0; n < N; n++) sum[n] = sum[n] * fade[n] + more[n];
     auto rest = [&](auto &a, int64_t d) {
       constexpr int entries = sizeof(a) / sizeof(a[0]);
-      for (int e = 0; e < entries; e++)
-        for (int n = 0; n < N; n++) a[e][n] = load(answers + ((d + e) * N + n) * W) * fade[n];
       multiply(a, weights, count, [&](int64_t i, int e) { return values[i][d + e]; });
       for (int e = 0; e < entries; e++)
-        for (int n = 0; n < N; n++) store(answers + ((d + e) * N + n) * W, a[e][n]);
+        for (int n = 0; n < N; n++) {
+          float *const answer = answers + ((d + e) * N + n) * W;
+          store(answer, load(answer) * fade[n] + a[e][n]);
+        }
     };
     int64_t d = 0;
     for (; d + KEYS <= c.v_dim; d += KEYS) {
-      vec a[KEYS][N];
+      vec a[KEYS][N] = {};
       rest(a, d);
     }
     for (; d < c.v_dim; d++) {
-      vec a[1][N];
+      vec a[1][N] = {};
       rest(a, d);
     }
   }
@@ -515,7 +519,7 @@ class Planner {
   Layer &c;
   Plan &plan;
   const int64_t group, entries;
-  std::vector<Item> shared, blocks; // by several K/V heads, and one by one
+  std::vector<Item> shared, blocks; // by all K/V heads together, and one by one
   int64_t answers = 0;
 
   // Of one key, as measured: for all K/V heads; for one.
@@ -602,7 +606,13 @@ public:
 
   void add_shared(const int32_t *slots, int64_t keys, const int32_t *joints, int32_t count) {
     if (keys <= 0) return;
-    shared.push_back({slots, keys, int32_t(plan.tokens.size()), count, 0, int32_t(count * group), -FAR, FAR});
+    const int64_t fit = at_once(c) / group, tokens = plan.tokens.size(); // whole tokens of a block
+    const bool many = fit && !are_few(c, count * group);
+    for (int64_t i = 0, parts = many ? (count + fit - 1) / fit : 1; i < parts; i++) {
+      const int64_t begin = count * i / parts, some = count * (i + 1) / parts - begin;
+      auto &items = many ? blocks : shared;
+      items.push_back({slots, keys, int32_t(tokens + begin), int32_t(some), 0, int32_t(some * group), -FAR, FAR});
+    }
     plan.tokens.insert(plan.tokens.end(), joints, joints + count);
   }
 
