@@ -19,15 +19,15 @@ from rtk.schedule.params import SamplingParams
 from rtk.schedule.settings import Settings
 
 CONTEXT, RUNNING, POOL = 4096, 64, 46603
-ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-LINEAR_MS = (19.7, 19.9, 23.5, 28.6, 35.4, 45.4, 69.5, 183.2)
-"""All linear layers of the demo model for so many rows, prepacked, 2 threads, on the machine of bench/RESULTS.md."""
-MORE_MS = 0.64
+ROWS = (1, 4, 8, 16, 32, 64, 256)
+LINEAR_MS = (10.1, 10.9, 12.0, 22.2, 40.7, 72.7, 263.5)
+"""All linear layers of the demo model for so many rows, by panels, 2 threads, on the machine of bench/RESULTS.md."""
+MORE_MS = 1.01
 """For each row above these."""
 WIDTH, LAYERS, KV_BYTES = 576, 30, 46080
-QUERIES_A_S, SINGLE_A_S, BYTES_A_S = 250e9, 100e9, 12e9
+QUERIES_A_S, SINGLE_A_S, BYTES_A_S = 170e9, 140e9, 40e9
 """Operations a second of attention of prompts and of single queries, and bytes of K/V; shared ones are read once."""
-REST_MS, REST_ROW_MS = 3.0, 0.1
+REST_MS, REST_ROW_MS = 0.8, 0.08
 
 
 @dataclass(frozen=True)

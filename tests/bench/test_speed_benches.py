@@ -85,9 +85,9 @@ def test_a_simulated_step_costs_what_the_tables_say(simulation):
     job = simulation.Job(2.0, [5], 2)
     [answer] = simulation.Simulation(simulation.Sizes(64, False)).serve([job])
     assert len(answer.tokens) == 2
-    row_ms = 19.7 + 3.0 + 0.1
-    operations = 4 * 576 * 30 / 100e9
-    read = 46080 / 12e9
+    row_ms = simulation.LINEAR_MS[0] + simulation.REST_MS + simulation.REST_ROW_MS
+    operations = 4 * 576 * 30 / simulation.SINGLE_A_S
+    read = 46080 / simulation.BYTES_A_S
     first, second = (1e-3 * row_ms + positions * (operations + read) for positions in (1, 2))
     assert answer.times == pytest.approx([2.0 + first, 2.0 + first + second])
 
