@@ -575,7 +575,7 @@ def test_a_dry_run_says_what_would_run(zoo: Any) -> None:
     assert out == [
         f"model: {model}: llama, float32 on cpu",
         "sizes: up to 64 requests of 2,048 tokens, prompts in pieces of 1,024 tokens, decoding along "
-        "with pieces of 128, steps one after the other",
+        "with pieces of 96, steps one after the other",
         "KV pool: up to 131,074 tokens in pages of 1, from 0.5 of what is free beside the weights",
         f"eviction: slru of {version.distribution} {version.version} (protect_after_hits = 2)",
         f"schedule: fcfs of {version.distribution} {version.version}",
